@@ -1,0 +1,1 @@
+"""The data that driver and engine both know; the standard library alone."""

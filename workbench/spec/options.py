@@ -1,0 +1,46 @@
+"""What a user may set for one training, checked before anything is sent to a rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from workbench.errors import InputError
+
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Options of one training; None means: as the recipe says.
+
+    batch: samples in the global batch. seed: of parameters and data order. accumulate:
+    microbatches whose gradients are summed before one optimizer step. clip: largest global
+    gradient norm. precision: fp32, or bf16 autocast. size: passed to recipes that have sizes.
+    save_every: steps between automatic saves, 0 for none.
+    """
+
+    steps: int = 100
+    batch: int | None = None
+    seed: int | None = None
+    accumulate: int = 1
+    clip: float | None = None
+    precision: str = "fp32"
+    size: str | None = None
+    save_every: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 0), ("batch", 1), ("seed", 0), ("accumulate", 1), ("save_every", 0)):
+            value = getattr(self, name)
+            if value is None and name in ("batch", "seed"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{name}={value!r}: use a whole number >= {least}.")
+        if self.clip is not None and not (self.clip > 0 and math.isfinite(self.clip)):
+            raise InputError(f"clip={self.clip!r}: use a gradient norm > 0, e.g. 1.0.")
+        if self.precision not in PRECISIONS:
+            raise InputError(f"precision={self.precision!r}: use one of {', '.join(PRECISIONS)}.")
+
+    def to_dict(self) -> dict:
+        """Plain values, for the wire and the manifest."""
+        return asdict(self)
