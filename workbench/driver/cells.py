@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 OUTPUT_S = 1.0
 INTERRUPTED_S = 3.0
 STUCK_S = 2.0
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 Display = Callable[[list[int], dict], None]
 
@@ -222,19 +224,31 @@ def _sentence(key: tuple, ranks: list[int]) -> str:
 
 
 def _grouped(texts: dict[int, str | None]) -> list[tuple[list[int], str]]:
-    by_text: dict[str, list[int]] = {}
+    """Equal texts with their ranks; where memory addresses alone differ, without these."""
+    by_text: dict[str, dict[int, str]] = {}
     for rank, text in sorted(texts.items()):
         if text is not None:
-            by_text.setdefault(text, []).append(rank)
-    return [(ranks, text) for text, ranks in by_text.items()]
+            by_text.setdefault(ADDRESS.sub("", text), {})[rank] = text
+    return [
+        (list(same), next(iter(same.values())) if len(set(same.values())) == 1 else text)
+        for text, same in by_text.items()
+    ]
 
 
 def _show_rich(replies: dict[int, dict[str, Any]], display: Display | None) -> None:
+    """Show each rank's displays in their order, equal ones of several ranks once."""
     if display is None:
         return
+    shown: list[tuple[dict, list[int]]] = []
     for rank, reply in sorted(replies.items()):
         for bundle in reply.get("displays", ()):
-            display([rank], bundle)
+            same = [ranks for other, ranks in shown if other == bundle and rank not in ranks]
+            if same:
+                same[0].append(rank)
+            else:
+                shown.append((bundle, [rank]))
+    for bundle, ranks in shown:
+        display(ranks, bundle)
 
 
 def _say_dropped(replies: dict[int, dict[str, Any]], screen: Screen, engines: Engines) -> None:

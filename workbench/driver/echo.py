@@ -19,7 +19,7 @@ from typing import TextIO
 
 import zmq
 
-WINDOW_S = 0.08
+WINDOW_S = 0.1
 LIVE_CHARS = 160
 
 
@@ -134,7 +134,7 @@ class Grouping:
 
     def _first(self, heads: dict[int, tuple[str, float]], late: set[int]) -> str:
         """The line that costs the fewest groups: one that no other rank has further behind."""
-        by_age = sorted(heads, key=lambda rank: (rank not in late, heads[rank][1]))
+        by_age = sorted(heads, key=lambda r: (r not in late, round(heads[r][1] / WINDOW_S), r))
         for rank in by_age:
             text = heads[rank][0]
             if not any(self.counts[r][text] for r in heads if heads[r][0] != text):
@@ -170,7 +170,7 @@ class Screen:
             found = grouping.take(time.monotonic(), running=running, final=final)
             if found:
                 self._clear()
-                text = "".join(f"[{named(ranks)}] {line}\n" for ranks, line in found)
+                text = "".join(f"[{named(ranks)}] {line}".rstrip() + "\n" for ranks, line in found)
                 self.files[stream].write(text)
         self._draw()
         for file in self.files.values():

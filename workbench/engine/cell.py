@@ -9,13 +9,15 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import functools
+import importlib
 import io
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from types import CodeType
+from types import CodeType, ModuleType
 
 from workbench.engine import output, source
 
@@ -47,7 +49,7 @@ def run(text: str, number: int, namespace: dict) -> dict:
     return {**reply, "displays": displays, **counts}
 
 
-def _run(text: str, name: str, namespace: dict, uninterrupted: Callable[[], None]) -> dict:
+def _run(text: str, name: str, namespace: dict, uninterrupted: Callable[[], object]) -> dict:
     try:
         body, last = _compiled(text, name, namespace)
         exec(body, namespace)
@@ -71,6 +73,7 @@ def _run(text: str, name: str, namespace: dict, uninterrupted: Callable[[], None
 def _prepare(namespace: dict) -> None:
     source.teach_inspect()
     namespace.setdefault("__name__", "__main__")
+    sys.modules.setdefault("tqdm.autonotebook", _Bars("tqdm.autonotebook"))
     main = sys.modules.get("__main__")
     if getattr(main, "__dict__", None) is not namespace:
         sys.modules["__main__"] = _Main(namespace)  # type: ignore[assignment]
@@ -84,6 +87,15 @@ class _Main:
 
     def __init__(self, namespace: dict) -> None:
         self.__dict__ = namespace
+
+
+class _Bars(ModuleType):
+    """A stand-in for tqdm.autonotebook, which would choose a widget that no front end can show."""
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("tqdm", "trange"):
+            return getattr(importlib.import_module("tqdm.std"), name)
+        raise AttributeError(name)
 
 
 def _leave(code: object = None) -> None:
@@ -110,7 +122,7 @@ def _compiled(text: str, name: str, namespace: dict) -> tuple[CodeType, CodeType
     return body, compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
 
 
-def _shell(namespace: dict):  # noqa: ANN202
+def _shell(namespace: dict):
     """The rank's IPython shell, if it is one's."""
     get = namespace.get("get_ipython")
     return get() if get else None
@@ -129,21 +141,22 @@ def _shown(value: object) -> str:
 def _told(error: BaseException, name: str) -> dict:
     told = source.report(error, name)
     if isinstance(error, SystemExit):
-        told["text"] = f"the cell called exit({error.code!r}); the rank and its variables stay."
+        code = "" if error.code is None else repr(error.code)
+        told["text"] = f"the cell called exit({code}); the rank and its variables stay."
     elif isinstance(error, KeyboardInterrupt):
         told["text"] = "the cell was interrupted; variables keep what it had set."
     return told
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[Callable[[], None]]:
+def _interrupts() -> Iterator[Callable[[], object]]:
     """SIGINT raises in the cell, and nowhere after the call of what this yields."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        yield lambda: signal.signal(signal.SIGINT, signal.SIG_IGN) and None
+        yield functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -152,14 +165,17 @@ def _interrupts() -> Iterator[Callable[[], None]]:
 def _displayed(namespace: dict, displays: list[dict]) -> Iterator[None]:
     """What display() is given in the cell goes into the list."""
     publisher = getattr(_shell(namespace), "display_pub", None)
-    if not hasattr(publisher, "register_hook"):
+    if publisher is None or not hasattr(publisher, "register_hook"):
         yield
         return
 
     def keep(message: dict) -> None:
         content = message["content"]
-        if "data" in content:
-            displays.append({"data": content["data"], "metadata": content.get("metadata", {})})
+        data = dict(content.get("data", {}))
+        # A widget's model lives on the rank, where no front end can reach it.
+        data.pop("application/vnd.jupyter.widget-view+json", None)
+        if data:
+            displays.append({"data": data, "metadata": content.get("metadata", {})})
 
     publisher.register_hook(keep)
     try:
@@ -171,8 +187,10 @@ def _displayed(namespace: dict, displays: list[dict]) -> Iterator[None]:
 def _figures() -> list[dict]:
     """The open matplotlib figures as mime bundles; closes them."""
     pyplot = sys.modules.get("matplotlib.pyplot")
-    found = []
-    for number in pyplot.get_fignums() if pyplot else ():
+    found: list[dict] = []
+    if pyplot is None:
+        return found
+    for number in pyplot.get_fignums():
         file = io.BytesIO()
         pyplot.figure(number).savefig(file, format="png", bbox_inches="tight")
         image = base64.b64encode(file.getvalue()).decode()

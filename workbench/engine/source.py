@@ -42,7 +42,7 @@ def teach_inspect() -> None:
     plain = inspect.getfile
 
     @functools.wraps(plain)
-    def getfile(object):  # noqa: A002, ANN001, ANN202 - the name inspect's callers may use
+    def getfile(object):
         if inspect.isclass(object) and object.__module__ == "__main__":
             name = cell_of(object)
             if name:
@@ -87,15 +87,15 @@ def _class_names(node: ast.AST, prefix: str = "") -> set[str]:
     return names
 
 
-def report(error: BaseException, name: str) -> dict:
+def report(error: BaseException, name: str | None = None) -> dict:
     """What a user needs of an exception: its class and text, and the lines of cells it crossed.
 
     -> {"name", "text", "traceback": ["cell 7, line 3, in forward: return x @ w", ...], "line"};
     line is the last one in cell `name`, or None. Equal errors on several ranks give equal reports.
     """
-    if isinstance(error, SyntaxError) and is_cell(error.filename or ""):
+    if isinstance(error, SyntaxError) and is_cell(file := error.filename or ""):
         line = (error.text or "").strip()
-        where = [f"cell {error.filename[6:-1]}, line {error.lineno}: {line}"] if line else []
+        where = [f"cell {file[6:-1]}, line {error.lineno}: {line}"] if line else []
         return _report(error, error.msg, where, error.lineno)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_cell(f.filename)]
     where = [_frame(frame) for frame in frames]
