@@ -1,0 +1,143 @@
+"""A run that trains nothing: snapshots as the driver makes them, for what only draws."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from workbench.errors import RunError
+
+ALLOWED = {
+    "running": ["pause", "step", "stop", "save", "restore", "switch"],
+    "paused": ["resume", "step", "stop", "save", "restore", "switch"],
+    "finished": ["resume", "step", "save", "restore", "switch"],
+    "stopped": ["resume", "step", "save", "restore", "switch"],
+}
+CURVE_POINTS = 600
+
+
+class StandIn:
+    """Answers as a run of `goal` steps; `advance` is the training."""
+
+    def __init__(self, *, ranks: int = 4, goal: int = 500, step: int = 0) -> None:
+        self.version = 0
+        self.commands: list[tuple[str, dict[str, Any]]] = []
+        self._changed = threading.Lock()
+        self._end = threading.Event()
+        self._wave: dict[str, list] = {"step": [], "loss": [], "rate": []}
+        self._state: dict[str, Any] = {
+            "name": "digits-3", "recipe": "digits", "state": "paused", "message": "", "step": 0,
+            "goal": goal, "loss": None, "rate": None, "unit": "samples/s", "comm": None,
+            "ranks": ranks, "alive": ranks, "strategy": "data", "shard": False,
+            "layout": f"dp{ranks}", "precision": "fp32", "batch": 64, "lossy": "", "by_rank": [],
+            "marks": [], "metrics": {}, "metrics_step": None, "checkpoints": [], "events": [],
+            "engines": [], "pending": "",
+        }  # fmt: skip
+        if step:
+            self.advance(step)
+
+    def advance(self, steps: int = 1) -> None:
+        """Go on by some steps."""
+        with self._changed:
+            now = self._state
+            for step in range(now["step"] + 1, now["step"] + steps + 1):
+                slow = 0.62 if now["shard"] else 1.0
+                loss = 0.08 + 2.25 * math.exp(-step / 110) * (1 + 0.07 * math.sin(step * 1.7))
+                rate = slow * (2616 + 70 * math.sin(step * 0.9) + 50 * math.cos(step * 2.3))
+                now.update(step=step, loss=loss, rate=rate, comm=0.12 if slow == 1 else 0.31)
+                for key, value in (("step", step), ("loss", loss), ("rate", rate)):
+                    self._wave[key].append(value)
+            wall_ms = 64e3 / now["rate"]
+            now["by_rank"] = [self._times(rank, wall_ms) for rank in range(now["ranks"])]
+            if now["step"] >= now["goal"]:
+                now.update(state="finished", metrics={"accuracy": 0.9722}, metrics_step=now["step"])
+            self.version += 1
+
+    def change(self, **values: Any) -> None:
+        """Set parts of the snapshot."""
+        with self._changed:
+            self._state.update(values)
+            self.version += 1
+
+    def tell(self, kind: str, text: str) -> None:
+        """Add an event."""
+        self.change(events=[*self._state["events"], {"time_s": time.time(), "kind": kind, "text": text}])
+
+    def snapshot(self) -> dict[str, Any]:
+        """As the driver's run gives it."""
+        with self._changed:
+            every = -(-len(self._wave["step"]) // CURVE_POINTS) or 1
+            curve = {key: values[::every] for key, values in self._wave.items()}
+            return {**self._state, "curve": curve, "allowed": ALLOWED.get(self._state["state"], [])}
+
+    def ask(self, verb: str, **kwargs: Any) -> Future:
+        """Do what is asked at once."""
+        self.commands.append((verb, kwargs))
+        future: Future = Future()
+        if verb not in self.snapshot()["allowed"]:
+            future.set_exception(RunError(f"{verb} does not fit a run that is {self._state['state']}."))
+            return future
+        getattr(self, f"_{verb}")(**kwargs)
+        future.set_result(None)
+        return future
+
+    def train(self, period_s: float = 0.05) -> None:
+        """Advance in a thread while running, until `end`."""
+
+        def work() -> None:
+            while not self._end.wait(period_s):
+                if self._state["state"] == "running":
+                    self.advance(1)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def end(self) -> None:
+        """End the thread of `train`."""
+        self._end.set()
+
+    def _pause(self) -> None:
+        self.change(state="paused")
+
+    def _resume(self) -> None:
+        self.change(state="running")
+
+    def _stop(self) -> None:
+        self.change(state="stopped")
+
+    def _step(self) -> None:
+        self.change(state="paused")
+        self.advance(1)
+
+    def _save(self) -> None:
+        step = self._state["step"]
+        one = {"name": f"step-{step}", "step": step, "time_s": time.time(), "bytes": 123456, "layout": self._state["layout"]}
+        self.change(checkpoints=[*self._state["checkpoints"], one])
+        self._mark("saved", "save", f"Saved step-{step}, 123 KB.")
+
+    def _restore(self, name: str) -> None:
+        one = next(one for one in self._state["checkpoints"] if one["name"] == name)
+        with self._changed:
+            keep = one["step"]
+            self._wave = {key: values[:keep] for key, values in self._wave.items()}
+        self.change(step=one["step"])
+        self._mark("restored", "save", f"Restored {name}.")
+
+    def _switch(self, shard: bool) -> None:
+        word = "sharded" if shard else "replicated"
+        self.change(shard=shard)
+        self._mark(word, "switch", f"Step {self._state['step']}: now {word}.")
+
+    def _mark(self, label: str, kind: str, text: str) -> None:
+        mark = {"step": self._state["step"], "label": label}
+        self.change(marks=[*self._state["marks"], mark])
+        self.tell(kind, text)
+
+    def _times(self, rank: int, wall_ms: float) -> dict[str, Any]:
+        comm_ms = wall_ms * (self._state["comm"] + 0.015 * (rank % 3))
+        data_ms, other_ms = 0.04 * wall_ms, 0.06 * wall_ms
+        compute_ms = wall_ms - comm_ms - data_ms - other_ms
+        return {"rank": rank, "compute_ms": compute_ms, "comm_ms": comm_ms, "data_ms": data_ms,
+                "other_ms": other_ms, "sent_bytes": 61_440}  # fmt: skip

@@ -1,0 +1,199 @@
+"""A panel shows one run and passes on what the user presses.
+
+It holds nothing of its own: closing it, or opening five, changes nothing about the training.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from IPython.display import display, update_display
+
+from workbench.errors import InputError, WorkbenchError
+from workbench.notebook.panel import texts as languages
+from workbench.notebook.panel.board import Board, plotly_js, script
+from workbench.notebook.panel.frame import frame
+from workbench.notebook.panel.pump import PUMP
+from workbench.notebook.panel.still import as_html, as_text
+from workbench.spec.near import unknown
+
+BEAT_S = 1.0
+# What the page may say, with the arguments it may give.
+VERBS: dict[str, tuple[str, ...]] = {
+    "resume": (),
+    "pause": (),
+    "step": (),
+    "stop": (),
+    "save": (),
+    "restore": ("name",),
+    "switch": ("shard",),
+}
+FIGURES = "figures"
+AT_REST = ("finished", "stopped", "failed", "gone")
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class Watched(Protocol):
+    """What a panel needs of a run."""
+
+    @property
+    def version(self) -> int:
+        """Grows with each change."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything there is to show."""
+        ...
+
+    def ask(self, verb: str, **kwargs: Any) -> Future:
+        """Pass a command on without waiting for it."""
+        ...
+
+
+class Panel:
+    """The live view of `run`, shown when a cell returns it.
+
+    big: for a projector. lang: a file of `texts`, e.g. en.
+    Raises InputError for a language that is not there.
+    """
+
+    def __init__(self, run: Watched, *, big: bool = False, lang: str = "en") -> None:
+        self.run = run
+        self._texts = _texts(lang)
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._display_id = uuid.uuid4().hex
+        self._drawn = -1
+        self._rested = True
+        self._asked = 0
+        self._board = Board(page={"texts": self._texts, "big": big}, beat=time.time())
+        self._board.hear_at_once()
+        self._board.on_msg(self._heard)
+        self.tick()
+        PUMP.add(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._board.comm is None
+
+    def close(self) -> None:
+        """Take the panel off the page; the training goes on. A second call does nothing."""
+        PUMP.remove(self)
+        with self._lock:
+            if not self.closed:
+                self._board.on_msg(self._heard, remove=True)
+                self._board.close()
+
+    def tick(self) -> None:
+        """Answer the page and send what changed. Only the pump calls this once it is shown."""
+        with self._lock:
+            if self.closed:
+                return
+            with self._board.hold_sync():
+                self._answer()
+                self._redraw()
+                if time.time() - self._board.beat >= BEAT_S:
+                    self._board.beat = time.time()
+
+    def _redraw(self) -> None:
+        # The version is read first: a change between the two reads is drawn once more, never lost.
+        version = self.run.version
+        if version == self._drawn:
+            return
+        self._drawn = version
+        snapshot = self.run.snapshot()
+        self._board.frame = frame(snapshot)
+        rested = snapshot["state"] in AT_REST
+        if rested and not self._rested:
+            # So that the saved notebook ends with the end, and not with an empty first picture.
+            update_display(self._bundle(snapshot), raw=True, display_id=self._display_id)
+        self._rested = rested
+
+    def _heard(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
+        # Comes in any thread; what is raised here would be seen by nobody.
+        self._inbox.put(dict(content))
+        PUMP.hurry()
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if message.get("verb") == FIGURES:
+                library = plotly_js() if message.get("library") else b""
+                self._board.send({"kind": FIGURES}, buffers=[script("charts.js").encode(), library])
+            elif "future" in message:
+                self._settle(**message)
+            elif message.get("verb") in VERBS:
+                self._ask(message["verb"], message.get("args") or {})
+
+    def _ask(self, verb: str, given: Mapping[str, Any]) -> None:
+        args = {name: given[name] for name in VERBS[verb] if name in given}
+        self._asked += 1
+        number = self._asked
+        text = self._texts[f"busy_{verb}"].format(**args)
+        self._board.note = {"kind": "busy", "verb": verb, "text": text}
+        try:
+            future = self.run.ask(verb, **args)
+        except Exception as error:  # noqa: BLE001 - the page is the only place to show it
+            self._board.note = _refusal(verb, error)
+            return
+        future.add_done_callback(lambda done: self._done(verb, number, done))
+
+    def _done(self, verb: str, number: int, future: Future) -> None:
+        self._inbox.put({"verb": verb, "number": number, "future": future})
+        PUMP.hurry()
+
+    def _settle(self, verb: str, number: int, future: Future) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            self._board.note = _refusal(verb, error)
+        elif number == self._asked:
+            self._board.note = {}
+
+    def _bundle(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
+        bundle: dict[str, Any] = {
+            "text/plain": as_text(snapshot),
+            "text/html": as_html(snapshot, self._texts),
+        }
+        if not self.closed:
+            bundle[WIDGET_VIEW] = {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self._board.model_id,
+            }
+        return bundle
+
+    def _repr_mimebundle_(self, **_kwargs: Any) -> dict[str, Any]:
+        return self._bundle(self.run.snapshot())
+
+    def _ipython_display_(self) -> None:
+        # With a display id the picture in the notebook file can be brought up to date later.
+        snapshot = self.run.snapshot()
+        self._rested = snapshot["state"] in AT_REST
+        display(self._bundle(snapshot), raw=True, display_id=self._display_id)
+
+    def __repr__(self) -> str:
+        return as_text(self.run.snapshot())
+
+
+def _texts(lang: str) -> dict[str, str]:
+    known = [module.name for module in pkgutil.iter_modules(languages.__path__)]
+    if lang not in known:
+        raise InputError(unknown("language", lang, known))
+    return importlib.import_module(f"{languages.__name__}.{lang}").TEXTS
+
+
+def _refusal(verb: str, error: BaseException) -> dict[str, str]:
+    text = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
+    return {"kind": "error", "verb": verb, "text": text}

@@ -1,0 +1,175 @@
+"""The panel without a browser's help: four lines of text, or one picture without a script.
+
+The picture is what a saved notebook shows when its kernel is gone, on a site, or on paper. Its
+colours hold on light and on dark; text takes the colour of the page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from workbench.notebook.panel.formats import age, digits, percent, rate, size
+
+POINTS = 240
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 420, 150, 52, 10, 22
+BLUE, GREEN, GREY = "#2f86c4", "#009e73", "#8a8a8a"
+PARTS = (
+    ("compute", "compute_ms", BLUE),
+    ("comm", "comm_ms", "#e69f00"),
+    ("data", "data_ms", "#cc79a7"),
+    ("other", "other_ms", "#b0b0b0"),
+)
+
+
+def as_text(snapshot: Mapping[str, Any]) -> str:
+    """Four lines: state and step, loss and metrics, speed, checkpoints."""
+    how = "sharded" if snapshot["shard"] else "replicated"
+    metrics = "".join(
+        f", {name} {digits(value)}" for name, value in (snapshot["metrics"] or {}).items()
+    )
+    saved = snapshot["checkpoints"]
+    last = f", last {saved[-1]['name']} ({size(saved[-1]['bytes'])})" if saved else ""
+    count = f"{len(saved)} checkpoint{'' if len(saved) == 1 else 's'}"
+    message = f": {snapshot['message']}" if snapshot["message"] else ""
+    return "\n".join(
+        (
+            f"{snapshot['name']}: {snapshot['state']}, step {_steps(snapshot, ' of ')}, "
+            f"{how} on {snapshot['alive']} of {snapshot['ranks']} ranks{message}",
+            f"loss {digits(snapshot['loss'])}{metrics}",
+            f"{rate(snapshot['rate'], snapshot['unit'])}, "
+            f"{percent(snapshot['comm'])} of a step in communication",
+            f"{count}{last}",
+        )
+    )
+
+
+def as_html(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    """One self-contained element: numbers, two curves, bars by rank, checkpoints."""
+    curve = snapshot["curve"] or {}
+    steps = curve.get("step") or []
+    unit = snapshot["unit"]
+    parts = [
+        _numbers(snapshot, texts),
+        '<div style="display:flex;flex-wrap:wrap;gap:12px 24px">',
+        _figure(texts["loss_title"], _line(steps, curve.get("loss") or [], BLUE, False)),
+        _figure(f"{texts['rate_title']} ({unit})", _line(steps, curve.get("rate") or [], GREEN, True)),
+        _figure(f"{texts['time_title']} (ms)", _bars(snapshot["by_rank"] or [], texts)),
+        "</div>",
+        _checkpoints(snapshot["checkpoints"], texts),
+        f'<div style="opacity:.7">{escape(texts["snapshot"])}</div>',
+    ]
+    return f'<div style="font-family:sans-serif;font-size:14px">{"".join(parts)}</div>'
+
+
+def _steps(snapshot: Mapping[str, Any], between: str) -> str:
+    goal = snapshot["goal"]
+    return f"{snapshot['step']:,}" + (f"{between}{goal:,}" if goal else "")
+
+
+def _numbers(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    pairs = [
+        (snapshot["name"], texts.get(snapshot["state"], snapshot["state"])),
+        (texts["step"], _steps(snapshot, " / ")),
+        (texts["loss"], digits(snapshot["loss"])),
+        *((name, digits(value)) for name, value in (snapshot["metrics"] or {}).items()),
+        (texts["throughput"], rate(snapshot["rate"], snapshot["unit"])),
+        (texts["communication"], percent(snapshot["comm"])),
+        (texts["ranks"], f"{snapshot['alive']} / {snapshot['ranks']}"),
+    ]
+    cells = "".join(
+        f'<div style="margin:0 28px 8px 0"><div style="opacity:.7">{escape(str(label))}</div>'
+        f'<div style="font-size:20px;font-weight:600">{escape(str(value))}</div></div>'
+        for label, value in pairs
+    )
+    message = snapshot["message"]
+    said = f'<div style="margin-bottom:8px">{escape(message)}</div>' if message else ""
+    return f'<div style="display:flex;flex-wrap:wrap">{cells}</div>{said}'
+
+
+def _figure(title: str, drawing: str) -> str:
+    return (
+        f'<div><div style="font-weight:600">{escape(title)}</div>'
+        f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(title)}" font-size="11" fill="currentColor">{drawing}</svg></div>'
+    )
+
+
+def _line(steps: Sequence[int], values: Sequence[float | None], colour: str, zero: bool) -> str:
+    pairs = list(zip(steps, values, strict=False))
+    every = max(1, -(-len(pairs) // POINTS))
+    pairs = [*pairs[:-1:every], *pairs[-1:]]
+    known = [(x, y) for x, y in pairs if y is not None]
+    if not known:
+        return _empty()
+    first, last = known[0][0], max(known[-1][0], known[0][0] + 1)
+    low = 0.0 if zero else min(y for _, y in known)
+    high = max(y for _, y in known)
+    high = high if high > low else low + (abs(low) or 1.0)
+    across = (WIDTH - LEFT - 8) / (last - first)
+    down = (HEIGHT - TOP - BOTTOM) / (high - low)
+    points = " ".join(f"{LEFT + (x - first) * across:.1f},{TOP + (high - y) * down:.1f}" for x, y in known)
+    return (
+        _frame(digits(high, 3), digits(low, 3) if low else "0", f"{first:,}", f"{last:,}")
+        + f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
+    )
+
+
+def _frame(high: str, low: str, first: str, last: str) -> str:
+    bottom = HEIGHT - BOTTOM
+    text = '<text x="{}" y="{}" text-anchor="{}">{}</text>'
+    return (
+        f'<path d="M{LEFT} {TOP}V{bottom}H{WIDTH - 8}" fill="none" stroke="{GREY}"/>'
+        + text.format(LEFT - 6, TOP + 4, "end", high)
+        + text.format(LEFT - 6, bottom, "end", low)
+        + text.format(LEFT, bottom + 15, "start", first)
+        + text.format(WIDTH - 8, bottom + 15, "end", last)
+    )
+
+
+def _bars(by_rank: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str:
+    totals = [sum(row[key] or 0 for _, key, _ in PARTS) for row in by_rank]
+    if not totals or max(totals) <= 0:
+        return _empty()
+    bottom, room = HEIGHT - BOTTOM, WIDTH - LEFT - 8
+    down, pitch = (bottom - TOP - 16) / max(totals), room / len(by_rank)
+    out = [_frame("", "0", "", "")]
+    for place, row in enumerate(by_rank):
+        x, y = LEFT + pitch * (place + 0.15), float(bottom)
+        for _, key, colour in PARTS:
+            height = (row[key] or 0) * down
+            y -= height
+            out.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{pitch * 0.7:.1f}" height="{height:.1f}" '
+                f'fill="{colour}"/>'
+            )
+        if place % max(1, len(by_rank) // 16) == 0:
+            middle = x + pitch * 0.35
+            out.append(
+                f'<text x="{middle:.1f}" y="{bottom + 15}" text-anchor="middle">{row["rank"]}</text>'
+            )
+    out.append(f'<text x="{LEFT - 6}" y="{TOP + 20}" text-anchor="end">{digits(max(totals), 3)}</text>')
+    x = LEFT
+    for key, _, colour in PARTS:
+        out.append(f'<rect x="{x}" y="0" width="10" height="10" fill="{colour}"/>')
+        out.append(f'<text x="{x + 14}" y="9">{escape(texts[key])}</text>')
+        x += 30 + 6 * len(texts[key])
+    return "".join(out)
+
+
+def _empty() -> str:
+    return f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".6">-</text>'
+
+
+def _checkpoints(saved: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str:
+    if not saved:
+        return ""
+    now = time.time()
+    lines = "".join(
+        f"<li>{escape(str(one['name']))}, {texts['step']} {one['step']:,}, {size(one['bytes'])}, "
+        f"{escape(age(now - one['time_s'], dict(texts)))}</li>"
+        for one in reversed(saved[-8:])
+    )
+    return f'<div style="font-weight:600">{escape(texts["checkpoints"])}</div><ul>{lines}</ul>'
