@@ -1,0 +1,1 @@
+"""The fork server: one process that has imported everything once, and forks engines from it."""

@@ -1,0 +1,69 @@
+"""Checkpoints as the notebook sees them: listed and found by their manifests alone, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import CheckpointError
+from workbench.spec import manifest as manifests
+from workbench.spec.near import unknown
+
+LAST = "last"
+
+
+def list_in(root: Path) -> list[dict[str, Any]]:
+    """Name, step, time_s, bytes, layout, recipe and path of each checkpoint, the newest last.
+
+    Half-written ones are no checkpoints; one with a damaged manifest is left out, and `find`
+    says what is wrong with it. A root that is not there has none.
+    """
+    root = Path(root)
+    found = []
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        try:
+            if manifests.is_checkpoint(path):
+                found.append(_summary(path, manifests.read(path)))
+        except CheckpointError:
+            continue
+    return sorted(found, key=lambda entry: (entry["time_s"], entry["name"]))
+
+
+def find(root: Path, text: str | int = LAST) -> Path:
+    """The checkpoint that `text` names: a name in root, a step, 'last', or a path.
+
+    Raises CheckpointError with the names there are.
+    """
+    root, text = Path(root), str(text).strip()
+    if "/" in text or text.startswith("~"):
+        path = Path(text).expanduser()
+        manifests.read(path)
+        return path
+    if (root / text).is_dir() and text not in ("", ".", ".."):
+        manifests.read(root / text)
+        return root / text
+    known = list_in(root)
+    if not known:
+        raise CheckpointError(f"No checkpoint in {root} yet. Save one first.")
+    if text == LAST:
+        return Path(known[-1]["path"])
+    if text.isdecimal():
+        at_step = [entry for entry in known if entry["step"] == int(text)]
+        if at_step:
+            return Path(at_step[-1]["path"])
+        steps = sorted({entry["step"] for entry in known if entry["step"] is not None})
+        there = ", ".join(map(str, steps)) or "none"
+        raise CheckpointError(f"No checkpoint of step {text}. Steps saved: {there}.")
+    raise CheckpointError(unknown("checkpoint", text, [entry["name"] for entry in known]))
+
+
+def _summary(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": path.name,
+        "step": manifest.get("step"),
+        "time_s": manifest["time_s"],
+        "bytes": sum(file["bytes"] for file in manifest["files"].values()),
+        "layout": manifest.get("layout", ""),
+        "recipe": manifest.get("recipe", ""),
+        "path": str(path),
+    }

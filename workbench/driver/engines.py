@@ -1,0 +1,281 @@
+"""Engines: the live ranks of one cluster, one order of submits, rank = position in the list."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import ipyparallel as ipp
+
+from workbench import door, errors
+from workbench.driver import session as sessions
+from workbench.driver.cells import CellResult, run_cell
+from workbench.driver.echo import Echo, named
+from workbench.driver.launchers import Launched, local
+from workbench.driver.session import LEASE_S, Session
+from workbench.errors import EnginesError, InputError, StartError, WorldLostError
+from workbench.spec.placement import Place, place
+from workbench.spec.timeouts import Timeouts
+
+
+class Engines:
+    """The ranks of a running cluster; made by `start`.
+
+    Every call goes to the ranks in one order, which is what keeps their collectives in step.
+    """
+
+    def __init__(self, launched: Launched, places: Sequence[Place], timeouts: Timeouts) -> None:
+        self.directory = launched.directory
+        self.processes = launched.processes
+        self.timeouts = timeouts
+        self.places = places
+        self.num_ranks = len(places)
+        self.ranks: list[dict[str, Any]] = []
+        self.echo = Echo(f"ipc://{launched.directory}/echo.sock")
+        self.run: Any = None
+        self.num_runs = 0
+        self._attempt = 0
+        self._lock = threading.Lock()
+        self._pending: dict[int, set[Future]] = {rank: set() for rank in range(self.num_ranks)}
+        self._gone: dict[int, str] = {}
+        self._stopped = False
+        self._client: ipp.Client | None = None
+        for rank in range(self.num_ranks):
+            self.processes.on_exit(rank, lambda code, rank=rank: self._lost(rank, code))
+
+    def meet(self, connection_file: Path) -> None:
+        """Connect, wait for exactly the ranks asked for, and have them finish a collective.
+
+        Raises StartError that says which rank did not come, why, and where its log is.
+        """
+        deadline_s = time.monotonic() + self.timeouts.total_s
+        self._client = ipp.Client(str(connection_file), timeout=self.timeouts.total_s)
+        while len(self._client.ids) < self.num_ranks:
+            if self._gone or time.monotonic() > deadline_s:
+                raise StartError(self._missing())
+            time.sleep(0.002)
+        futures = [
+            self._send(rank, "arrive", (self.echo.address, str(self.processes.log(rank)), self._meeting()))
+            for rank in range(self.num_ranks)
+        ]
+        self.ranks = self._gathered(futures, range(self.num_ranks))
+
+    def _missing(self) -> str:
+        assert self._client is not None
+        missing = sorted(set(range(self.num_ranks)) - set(self._client.ids) | self._gone.keys())
+        first = missing[0]
+        why = self._gone.get(first, f"not registered after {self.timeouts.total_s:g} s")
+        return f"{named(missing).capitalize()} of {self.num_ranks} did not come: {why}. {local.tail(self.processes.log(first))}"
+
+    def _meeting(self) -> dict[str, Any]:
+        return {
+            "size": self.num_ranks,
+            "attempt": self._attempt,
+            "store_path": str(self.directory / "store"),
+            "timeout_s": self.timeouts.total_s,
+            "rendezvous_s": self.timeouts.rendezvous_s,
+        }
+
+    def _lost(self, rank: int, code: int) -> None:
+        """The process of a rank is gone: what waits for it will not be answered."""
+        if self._stopped:
+            return
+        self._gone[rank] = local.exit_reason(code)
+        for future in list(self._pending[rank]):
+            with contextlib.suppress(Exception):  # it may just have been answered
+                future.set_exception(EnginesError(self._says_gone(rank)))
+
+    def _says_gone(self, rank: int) -> str:
+        return f"Rank {rank} is gone ({self._gone[rank]}). %dist_stop, then %dist_start brings all ranks back."
+
+    def submit(self, name: str, *args: Any, ranks: Iterable[int] | None = None) -> list[Future]:
+        """Queue a function of the engine side on ranks; one future each, in rank order.
+
+        A future raises the error of its rank as its own class. Raises EnginesError when the
+        engines were stopped or one of the ranks is gone.
+        """
+        chosen = range(self.num_ranks) if ranks is None else list(ranks)
+        with self._lock:
+            if self._stopped:
+                raise EnginesError("The engines were stopped. %dist_start starts new ones.")
+            for rank in chosen:
+                if rank in self._gone:
+                    raise EnginesError(self._says_gone(rank))
+            return [self._send(rank, name, args) for rank in chosen]
+
+    def _send(self, rank: int, name: str, args: tuple) -> Future:
+        assert self._client is not None
+        future: Future = Future()
+        self._pending[rank].add(future)
+        asked = self._client[rank].apply_async(door.enter, name, args, {})
+
+        def answered(_: Any) -> None:
+            self._pending[rank].discard(future)
+            with contextlib.suppress(Exception):  # the rank's exit may have been told before
+                try:
+                    reply = asked.get()
+                except Exception as error:  # noqa: BLE001 - given to whoever waits
+                    future.set_exception(EnginesError(f"Rank {rank}: {error}"))
+                    return
+                if "error" in reply:
+                    future.set_exception(_raised(reply["error"]))
+                else:
+                    future.set_result(reply["value"])
+            # The client would keep every message for ever.
+            assert self._client is not None
+            self._client.history.clear()
+
+        asked.add_done_callback(answered)
+        return future
+
+    def call(self, name: str, *args: Any, ranks: Iterable[int] | None = None) -> list[Any]:
+        """Run a function of the engine side on ranks; the results in rank order.
+
+        Raises the first cause of what the ranks raised, with the ranks in a note.
+        """
+        chosen = range(self.num_ranks) if ranks is None else list(ranks)
+        return self._gathered(self.submit(name, *args, ranks=chosen), chosen)
+
+    def _gathered(self, futures: Sequence[Future], ranks: Iterable[int]) -> list[Any]:
+        raised: dict[str, tuple[BaseException, list[int]]] = {}
+        results = []
+        for rank, future in zip(ranks, futures, strict=True):
+            error = future.exception()
+            if error is None:
+                results.append(future.result())
+            else:
+                raised.setdefault(f"{type(error).__name__}: {error}", (error, []))[1].append(rank)
+        if not raised:
+            return results
+        # That a peer went away is never the first cause.
+        error, at = min(raised.values(), key=lambda item: isinstance(item[0], WorldLostError))
+        if len(at) < self.num_ranks:
+            error.add_note(f"  on {named(at)}")
+        raise error
+
+    def rejoin(self) -> None:
+        """Have all ranks meet again in a new world, keeping a training's state."""
+        self._attempt += 1
+        self.call("join", self._meeting())
+
+    def interrupt(self, ranks: Iterable[int] | None = None) -> None:
+        """SIGINT to the processes of ranks: ends a cell, not the engine."""
+        self.processes.signal(self._alive(ranks), signal.SIGINT)
+
+    def free(self, ranks: Iterable[int] | None = None) -> None:
+        """Make collectives that wait for a peer raise; the world must be rejoined after."""
+        self.processes.signal(self._alive(ranks), signal.SIGUSR1)
+
+    def _alive(self, ranks: Iterable[int] | None) -> list[int]:
+        chosen = range(self.num_ranks) if ranks is None else ranks
+        return [rank for rank in chosen if rank not in self._gone]
+
+    def run_cell(self, source: str, *, ranks: Iterable[int] | None = None, **how: Any) -> CellResult:
+        """Run a cell's text on ranks and show its output; see driver/cells.py."""
+        return run_cell(self, source, ranks=ranks, **how)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the cluster is up with all its ranks."""
+        return not self._stopped and not self._gone
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
+    def status(self) -> list[dict[str, Any]]:
+        """One dict a rank: rank, pid, device, threads, host, log, state."""
+        return [
+            {**info, "device": self.places[info["rank"]].device, "state": self._gone.get(info["rank"], "alive")}
+            for info in self.ranks
+        ]
+
+    def stop(self) -> None:
+        """End engines and controller and remove what they left; again does nothing."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+        if self.run is not None:
+            self.run.end()
+        ended = self.processes.end()
+        for futures in self._pending.values():
+            for future in list(futures):
+                with contextlib.suppress(Exception):
+                    future.set_exception(EnginesError("The engines were stopped."))
+        self.echo.stop()
+        ended.result()
+        if self._client is not None:
+            self._client.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _raised(told: dict[str, Any]) -> errors.WorkbenchError:
+    error = errors.rebuilt(told["name"], told["text"])
+    for line in told.get("lines", ()):
+        error.add_note(f"  {line}")
+    return error
+
+
+def start(
+    n: int | None = None,
+    *,
+    timeout: float = 60.0,
+    lease: float | None = LEASE_S,
+    cpu: bool = False,
+    session: Session | None = None,
+) -> Engines:
+    """Start n ranks and return when a collective has run on all of them.
+
+    n: default one a device, or one a core (at most 4). timeout: seconds, from which every other
+    limit follows. lease: seconds the engines outlive this process, None for ever. cpu: leave
+    accelerators alone.
+
+    Raises InputError or StartError; nothing is left running then.
+    """
+    timeouts = Timeouts(timeout)
+    if lease is not None and not lease > 0:
+        raise InputError(f"lease={lease!r}: use seconds > 0.")
+    held = session or sessions.current()
+    places = place(n, held.devices(), num_cores(), use_cpu=cpu)
+    lease_s = 10.0**9 if lease is None else lease
+    launched = local.launch(held, places, timeout_s=timeouts.total_s, lease_s=lease_s)
+    engines = Engines(launched, places, timeouts)
+    try:
+        engines.meet(launched.connection_file)
+    except BaseException as error:
+        kept = _kept_logs(launched) if isinstance(error, StartError) else None
+        engines.stop()
+        if kept is not None and isinstance(error, StartError):
+            raise StartError(str(error).replace(str(launched.directory), str(kept))) from None
+        raise
+    return engines
+
+
+def _kept_logs(launched: Launched) -> Path:
+    """Copy the logs of a start that failed to where they stay until the session ends."""
+    kept = launched.directory.with_name(launched.directory.name + "-failed")
+    kept.mkdir(mode=0o700)
+    for log in launched.directory.glob("*.log"):
+        shutil.copy(log, kept)
+    return kept
+
+
+def num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,150 @@
+"""The kernel's end of the fork server: start it ahead, ask it for children, hear of their exits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from workbench.errors import EnginesError, StartError
+
+CONNECT_S = 30.0
+
+
+class Forks:
+    """One fork server and the connection that keeps its lease.
+
+    `directory` is private (0700) and holds the socket and the server's log.
+    """
+
+    def __init__(self, directory: Path, lease_s: float) -> None:
+        self.log = directory / "forkserver.log"
+        self.directory = directory
+        self._socket_path = directory / "fork.sock"
+        self._ids = itertools.count()
+        self._pending: dict[int, Future] = {}
+        self._watchers: dict[int, Callable[[int], None]] = {}
+        self._exited: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        # The server reads thread counts when it imports torch, and must stay single-threaded.
+        # The NVML check counts CUDA devices without initialising CUDA, which would poison forks.
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        }
+        package_root = str(Path(__file__).resolve().parents[2])
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "workbench.forkserver", str(self._socket_path), str(lease_s)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server still runs."""
+        return self._process.poll() is None
+
+    def connect(self) -> None:
+        """Connect, once the server listens; it may still be importing, requests then queue.
+
+        Raises StartError when it does not come up, with the end of its log.
+        """
+        with self._lock:
+            if self._connection is not None:
+                return
+            deadline_s = time.monotonic() + CONNECT_S
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            while True:
+                try:
+                    connection.connect(str(self._socket_path))
+                    break
+                except (FileNotFoundError, ConnectionRefusedError):
+                    if not self.alive or time.monotonic() > deadline_s:
+                        connection.close()
+                        raise StartError(f"The fork server did not come up. {self._tail()}") from None
+                    time.sleep(0.005)
+            self._connection = connection
+        threading.Thread(target=self._read, name="workbench-forks", daemon=True).start()
+
+    def _tail(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return f"Last line of its log {self.log}: {lines[-1]}" if lines else f"Its log is {self.log}."
+
+    def _read(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        with connection, connection.makefile("rb") as lines, contextlib.suppress(OSError):
+            for line in lines:
+                self._take(json.loads(line))
+        with self._lock:
+            self._connection = None
+            pending, self._pending = self._pending, {}
+            watchers, self._watchers = self._watchers, {}
+        for future in pending.values():
+            future.set_exception(EnginesError(f"The fork server is gone. {self._tail()}"))
+        for callback in watchers.values():
+            callback(-signal.SIGKILL)  # children end with their server
+
+    def _take(self, message: dict) -> None:
+        if message.get("event") == "exit":
+            with self._lock:
+                self._exited[message["pid"]] = message["code"]
+                callback = self._watchers.pop(message["pid"], None)
+            if callback:
+                callback(message["code"])
+            return
+        future = self._pending.pop(message.pop("id"))
+        if "error" in message:
+            future.set_exception(StartError(f"The fork server says: {message['error']}."))
+        else:
+            future.set_result(message)
+
+    def ask(self, op: str, **args: object) -> Future:
+        """Send one request; the future holds the reply as a dict."""
+        self.connect()
+        future: Future = Future()
+        with self._lock:
+            if self._connection is None:
+                raise EnginesError(f"The fork server is gone. {self._tail()}")
+            number = next(self._ids)
+            self._pending[number] = future
+            request = {"id": number, "op": op, "args": args}
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+        return future
+
+    def on_exit(self, pid: int, callback: Callable[[int], None]) -> None:
+        """Call back with the exit code once, as soon as the child is gone."""
+        with self._lock:
+            if pid not in self._exited:
+                self._watchers[pid] = callback
+                return
+        callback(self._exited[pid])
+
+    def close(self) -> None:
+        """End the server and all its children now."""
+        if self.alive:
+            self._process.terminate()
+        self._process.wait()

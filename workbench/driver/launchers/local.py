@@ -1,0 +1,143 @@
+"""Engines and controller on this machine, forked from a process that has imported torch once.
+
+Messages between kernel, controller and engines are signed (HMAC-SHA256) and stay on 127.0.0.1;
+connection files with the key are 0600 in a 0700 directory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from workbench.driver.forks import Forks
+from workbench.driver.launchers import Launched
+from workbench.driver.session import Session
+from workbench.errors import StartError
+from workbench.spec.placement import Place
+
+# A registration is finished at the next beat of the hub's heart, and by default it beats every
+# 3 s. Whether an engine lives is told by its process, never by missed beats.
+HEARTBEAT_MS = 50
+MISSES = 100_000
+
+_numbers = itertools.count(1)
+
+
+class LocalProcesses:
+    """Children of the fork server; see launchers.Processes."""
+
+    def __init__(self, forks: Forks, directory: Path) -> None:
+        self.forks = forks
+        self.directory = directory
+        self.pids: dict[int, int] = {}
+        self.tag = directory.name
+
+    def spawn(self, kind: str, name: str, argv: list[str], env: dict, threads: int) -> Future:
+        """Ask for one child whose output goes to `<name>.log`."""
+        return self.forks.ask(
+            "spawn",
+            kind=kind,
+            tag=self.tag,
+            argv=argv,
+            env=env,
+            cwd=os.getcwd(),
+            output=str(self.directory / f"{name}.log"),
+            threads=threads,
+        )
+
+    def on_exit(self, rank: int, callback: Callable[[int], None]) -> None:
+        self.forks.on_exit(self.pids[rank], callback)
+
+    def signal(self, ranks: list[int], number: int) -> None:
+        self.forks.ask("signal", pids=[self.pids[rank] for rank in ranks], number=number).result()
+
+    def end(self) -> Future:
+        return self.forks.ask("end", tags=[self.tag])
+
+    def log(self, rank: int) -> Path:
+        return self.directory / f"rank{rank}.log"
+
+
+def launch(session: Session, places: list[Place], *, timeout_s: float, lease_s: float) -> Launched:
+    """Start a controller and one engine a place; returns when the controller is up.
+
+    Raises StartError when the controller does not come.
+    """
+    directory = session.directory / f"cluster{next(_numbers)}"
+    for folder in (directory, directory / "security", directory / "log", directory / "pid"):
+        folder.mkdir(mode=0o700)
+    processes = LocalProcesses(session.forks, directory)
+    try:
+        session.forks.ask("lease", lease_s=lease_s)
+        common = [f"--profile-dir={directory}", "--cluster-id=", "--log-level=WARN"]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": loopback()}
+        # The controller is no part of the user's program.
+        hub = processes.spawn("controller", "controller", [*common, *controller_args()], environment, 1)
+        # Engines are forked while the controller starts; they read its file when it is there.
+        connection = {kind: directory / "security" / f"ipcontroller-{kind}.json" for kind in ("client", "engine")}
+        _await_files(session.forks, hub.result()["pid"], connection, directory, timeout_s)
+        spawned = [
+            processes.spawn(
+                "engine",
+                f"rank{place.rank}",
+                [*common, f"--IPEngine.id={place.rank}", "--IPEngine.enable_nanny=False"],
+                {**environment, **place.environment},
+                place.threads,
+            )
+            for place in places
+        ]
+        for place, future in zip(places, spawned, strict=True):
+            processes.pids[place.rank] = future.result()["pid"]
+    except BaseException:
+        # An interrupt included: nothing of a start that was given up may stay.
+        processes.end().result()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return Launched(processes, connection["client"], directory)
+
+
+def controller_args() -> list[str]:
+    """Options of the controller: loopback, quick registration, no record of every task."""
+    return [
+        "--ip=127.0.0.1",
+        f"--HeartMonitor.period={HEARTBEAT_MS}",
+        f"--HeartMonitor.max_heartmonitor_misses={MISSES}",
+        "--IPController.db_class=NoDB",
+    ]
+
+
+def loopback() -> str:
+    """Name of the loopback interface: gloo would otherwise ask what the host name resolves to."""
+    return "lo" if Path("/sys/class/net/lo").exists() else "lo0"
+
+
+def _await_files(forks: Forks, pid: int, files: dict[str, Path], directory: Path, timeout_s: float) -> None:
+    exited: list[int] = []
+    forks.on_exit(pid, exited.append)
+    deadline_s = time.monotonic() + timeout_s
+    while not all(path.exists() and path.stat().st_size for path in files.values()):
+        if exited or time.monotonic() > deadline_s:
+            log = directory / "controller.log"
+            how = exit_reason(exited[0]) if exited else f"not up after {timeout_s:g} s"
+            raise StartError(f"The controller did not come: {how}. {tail(log)}")
+        time.sleep(0.003)
+
+
+def exit_reason(code: int) -> str:
+    """`killed by SIGKILL` or `exit code 3`."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def tail(log: Path) -> str:
+    """The last line of a log, and where it is."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    last = f" Its last line: {lines[-1][:300]}" if lines else ""
+    return f"Log: {log}.{last}"

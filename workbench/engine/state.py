@@ -1,0 +1,324 @@
+"""State: parameters, buffers and optimizer state as named boxes, whatever the layout.
+
+Keys are `model/<fqn>` and `optim/<fqn>/<name>`. A replicated rank holds the whole box of each
+key, a sharded one its rows, so one dict describes both, and moving between them is copying boxes.
+Switching in memory is `put(new_model, new_optimizer, gather(take(model, optimizer)))`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+
+from workbench.engine.shards import Box, local_part, whole
+from workbench.errors import CheckpointError
+
+# How a tensor is stepped on a device is the machine's business, not the training's.
+HOW_NOT_WHAT = ("foreach", "fused", "capturable", "differentiable")
+# What differs from zero in the state of an optimizer that has seen one gradient of zeros.
+AT_START = {"step": 0, "mu_product": 1}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """This rank's part of one tensor: `local` is the box at `offset` of a tensor of `shape`.
+
+    local shares memory with the model where it can (numbers in optimizer state cannot).
+    buffer: kept by replicas each for itself, so that the first rank's copy counts.
+    """
+
+    local: Tensor
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    buffer: bool = False
+
+    @property
+    def box(self) -> Box:
+        """Where local lies in the whole."""
+        return Box(self.offset, tuple(self.local.shape))
+
+
+def take(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Piece]:
+    """The pieces this rank holds, in the order of the model, sharing memory with it.
+
+    Optimizer state not yet created is created as it is before the first step, so that the keys
+    are the same for a fresh training and one under way. Parameters tied to one tensor come once.
+    """
+    _reshard(model)
+    pieces = {}
+    for name, param in model.named_parameters():
+        pieces[f"model/{name}"] = _piece(param)
+    for name, buffer in _persistent_buffers(model):
+        pieces[f"model/{name}"] = _piece(buffer, buffer=True)
+    if optimizer is not None:
+        _create_missing(optimizer)
+        for name, param in _optimized(model, optimizer):
+            for key, value in optimizer.state.get(param, {}).items():
+                if value is not None:
+                    pieces[f"optim/{name}/{key}"] = _piece(_as_tensor(value, f"{name}/{key}"))
+    return pieces
+
+
+def load(model: nn.Module, optimizer: Optimizer | None, pieces: Mapping[str, Piece]) -> None:
+    """Put the pieces of this same layout back; the inverse of `take`.
+
+    Raises CheckpointError, with nothing changed, when keys or shapes differ.
+    """
+    mine = take(model, optimizer)
+    problem = differences(
+        {key: piece.shape for key, piece in pieces.items()},
+        {key: piece.shape for key, piece in mine.items()},
+    )
+    if problem:
+        raise CheckpointError(f"This state is of another model: {problem}.")
+    for key, piece in pieces.items():
+        if piece.box != mine[key].box:
+            raise CheckpointError(f"This state is of another layout: {key} lies elsewhere.")
+    with torch.no_grad():
+        for key, piece in pieces.items():
+            if mine[key].local.data_ptr() != piece.local.data_ptr():
+                mine[key].local.copy_(piece.local)
+    if optimizer is not None:
+        _put_numbers(model, optimizer, mine)
+
+
+def gather(pieces: Mapping[str, Piece]) -> Iterator[tuple[str, Tensor]]:
+    """Each key with its whole tensor, on every rank; collective, at most one tensor at a time.
+
+    What all ranks hold whole is given as it is, without communication, and shares memory.
+    """
+    for key, boxes in _boxes_of_all(pieces).items():
+        piece = pieces[key]
+        complete = all(box == whole(piece.shape) for box in boxes)
+        yield key, piece.local if complete and not piece.buffer else _gathered(piece, boxes)
+
+
+def put(
+    model: nn.Module, optimizer: Optimizer | None, tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Copy whole tensors into this layout, each rank the box it holds; what `gather` gives.
+
+    Raises CheckpointError for a key or shape that is not this model's, or one that is missing.
+    """
+    mine = take(model, optimizer)
+    missing = set(mine)
+    with torch.no_grad():
+        for key, tensor in tensors:
+            if key not in mine or tuple(tensor.shape) != mine[key].shape:
+                raise CheckpointError(f"This state is of another model: {key} has no place in it.")
+            mine[key].local.copy_(tensor[mine[key].box.slices()])
+            missing.discard(key)
+    if missing:
+        raise CheckpointError(f"This state is of another model: it lacks {short(missing)}.")
+    if optimizer is not None:
+        _put_numbers(model, optimizer, mine)
+
+
+def tied(model: nn.Module) -> dict[str, str]:
+    """Names of parameters that are another one's tensor: each with the name it is kept under."""
+    first: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[param] for name, param in every if first[param] != name}
+
+
+def settings(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Hyper-parameters of each group of the optimizer as plain values, with its FQNs."""
+    names = {param: name for name, param in model.named_parameters()}
+    groups = []
+    for group in optimizer.param_groups:
+        values = {
+            key: value.item() if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if key != "params" and key not in HOW_NOT_WHAT
+        }
+        groups.append({**values, "params": [names[param] for param in group["params"]]})
+    return groups
+
+
+def set_settings(model: nn.Module, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Give the optimizer the hyper-parameters that `settings` read from one with the same groups.
+
+    Raises CheckpointError, with nothing changed, when the groups are not the same.
+    """
+    mine = settings(model, optimizer)
+    if [group["params"] for group in mine] != [group["params"] for group in groups]:
+        raise CheckpointError(
+            f"The optimizer settings are of another optimizer: {len(groups)} groups there, "
+            f"{len(mine)} here, or other parameters in them. Use the recipe it was saved with."
+        )
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in values.items():
+            if key != "params" and key in group and key not in HOW_NOT_WHAT:
+                now = group[key]
+                if isinstance(now, Tensor):
+                    now.fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(now, tuple) else value
+
+
+def differences(
+    theirs: Mapping[str, tuple[int, ...]], mine: Mapping[str, tuple[int, ...]]
+) -> str | None:
+    """How two sets of keys and shapes differ, shortly; None when they do not."""
+    found = []
+    if lacking := [key for key in mine if key not in theirs]:
+        found.append(f"it lacks {short(lacking)}")
+    if extra := [key for key in theirs if key not in mine]:
+        found.append(f"it has {short(extra)} more" if len(extra) == 1 else f"it has {short(extra)}")
+    for key in [key for key in mine if key in theirs and tuple(theirs[key]) != mine[key]][:3]:
+        found.append(f"{key} has shape {list(theirs[key])} there and {list(mine[key])} here")
+    return "; ".join(found) or None
+
+
+def short(names: Iterable[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    names = sorted(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _reshard(model: nn.Module) -> None:
+    # After a forward pass without a backward one (an evaluation) FSDP2 leaves the root's
+    # parameters whole, and they are not the ones the optimizer knows.
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _piece(tensor: Tensor, *, buffer: bool = False) -> Piece:
+    local, box = local_part(tensor)
+    return Piece(local, box.offset, tuple(tensor.shape), buffer)
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    kept = model.state_dict(keep_vars=True).keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def _optimized(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    known = {param for group in optimizer.param_groups for param in group["params"]}
+    names = {param: name for name, param in model.named_parameters()}
+    if strangers := known - set(names):
+        raise CheckpointError(
+            f"The optimizer has {len(strangers)} parameters that are not the model's, so they have "
+            "no name to be saved under. Build it from model.parameters()."
+        )
+    return ((name, param) for param, name in names.items() if param in known)
+
+
+def _as_tensor(value: Any, where: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    raise CheckpointError(
+        f"Optimizer state {where} is a {type(value).__name__}, which cannot be saved. "
+        "Use an optimizer whose state is tensors and numbers."
+    )
+
+
+def _put_numbers(model: nn.Module, optimizer: Optimizer, pieces: Mapping[str, Piece]) -> None:
+    for name, param in _optimized(model, optimizer):
+        state = optimizer.state.get(param, {})
+        for key, value in state.items():
+            if value is not None and not isinstance(value, Tensor):
+                state[key] = type(value)(pieces[f"optim/{name}/{key}"].local.item())
+
+
+def _create_missing(optimizer: Optimizer) -> None:
+    """Let the optimizer make its state: one step with gradients of zero at a learning rate of 0.
+
+    Source: torch.distributed.checkpoint.state_dict makes it so too; what that step counts is
+    taken back here, so that training on from it is training from the start.
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    fresh = [param for param in params if param.requires_grad and not optimizer.state.get(param)]
+    if not fresh:
+        return
+    with _no_change(optimizer, params):
+        for param in fresh:
+            param.grad = torch.zeros_like(param)
+        optimizer.step()
+    for param in fresh:
+        state = optimizer.state.get(param, {})
+        for key in state.keys() & AT_START.keys():
+            if isinstance(state[key], Tensor):
+                state[key].fill_(AT_START[key])
+            else:
+                state[key] = AT_START[key]
+
+
+@contextmanager
+def _no_change(optimizer: Optimizer, params: list[nn.Parameter]) -> Iterator[None]:
+    """No gradients, no learning rate and no decay inside; as before afterwards."""
+    grads = [param.grad for param in params]
+    names = ("lr", "weight_decay")
+    values = [
+        {key: group[key] for key in names if key in group} for group in optimizer.param_groups
+    ]
+    try:
+        for param in params:
+            param.grad = None
+        for group, kept in zip(optimizer.param_groups, values, strict=True):
+            group.update(dict.fromkeys(kept, 0.0))
+        yield
+    finally:
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        for group, kept in zip(optimizer.param_groups, values, strict=True):
+            group.update(kept)
+
+
+def _boxes_of_all(pieces: Mapping[str, Piece]) -> dict[str, list[Box]]:
+    """For each key the box of every rank, in rank order; the ranks must have the same keys."""
+    mine = {key: (piece.offset, tuple(piece.local.shape)) for key, piece in pieces.items()}
+    if not dist.is_initialized():
+        return {key: [Box(*box)] for key, box in mine.items()}
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    boxes: dict[str, list[Box]] = defaultdict(list)
+    for held in everyone:
+        if held.keys() != mine.keys():
+            differ = short(held.keys() ^ mine.keys())
+            raise CheckpointError(f"The ranks do not hold the same keys: {differ}.")
+        for key, box in held.items():
+            boxes[key].append(Box(*box))
+    # In this rank's order, which the order of rank 0 stands for on all.
+    return {key: boxes[key] for key in everyone[0]}
+
+
+def _gathered(piece: Piece, boxes: list[Box]) -> Tensor:
+    local = piece.local
+    chunk = boxes[0].shape[0] if piece.shape else 0
+    rows_in_order = chunk > 0 and all(
+        box.offset[0] == min(rank * chunk, piece.shape[0]) and box.shape[1:] == piece.shape[1:]
+        for rank, box in enumerate(boxes)
+    )
+    if len(boxes) > 1 and rows_in_order:
+        # The chunks lie one after another in the result: received in place, padding at the end.
+        padded = local.new_empty((chunk * len(boxes), *piece.shape[1:]))
+        mine = local
+        if local.shape[0] < chunk:
+            mine = local.new_zeros((chunk, *piece.shape[1:]))
+            mine[: local.shape[0]] = local
+        dist.all_gather(list(padded.split(chunk)), mine.contiguous())
+        return padded[: piece.shape[0]]
+    full = local.new_empty(piece.shape)
+    for box in dict.fromkeys(box for box in boxes if box.numel):
+        source = boxes.index(box)
+        part = local.new_empty(box.shape)
+        if box == piece.box:
+            part.copy_(local)
+        if len(boxes) > 1:
+            dist.broadcast(part, src=source)
+        full[box.slices()] = part
+    return full

@@ -1,0 +1,97 @@
+"""World: the process group of one attempt, from the meeting of its ranks to its first loss.
+
+A world is never repaired. When a rank is lost or raises, every rank closes its world and the
+driver has them join the next attempt: the same store under a fresh prefix.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from workbench.engine import metered_group
+from workbench.engine.sockets import GroupSockets, open_sockets
+from workbench.errors import StartError
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where and as whom a rank joins. store_path: a file that no rank owns, in a private folder."""
+
+    rank: int
+    size: int
+    attempt: int
+    store_path: str
+    timeout_s: float
+    rendezvous_s: float
+
+
+class World:
+    """A joined world; `close` leaves no group, thread, socket or memory behind."""
+
+    def __init__(self, meeting: Meeting, meter: metered_group.Meter) -> None:
+        self.rank = meeting.rank
+        self.size = meeting.size
+        self.attempt = meeting.attempt
+        self.meter = meter
+        self.device = own_device()
+        metered_group.register(self.device.type, meter)
+        before = open_sockets()
+        store = dist.FileStore(meeting.store_path, -1)
+        store.set_timeout(timedelta(seconds=meeting.rendezvous_s))
+        try:
+            dist.init_process_group(
+                metered_group.BACKEND,
+                store=dist.PrefixStore(f"attempt{meeting.attempt}", store),
+                rank=meeting.rank,
+                world_size=meeting.size,
+                timeout=timedelta(seconds=meeting.timeout_s),
+            )
+            # Proof that the world works, not only that it was made.
+            ones = torch.ones(1, device=self.device)
+            dist.all_reduce(ones)
+        except RuntimeError as error:
+            self._destroy()
+            raise StartError(
+                f"Rank {meeting.rank} did not meet all {meeting.size} ranks within "
+                f"{meeting.timeout_s:g} s: {str(error).splitlines()[0]}"
+            ) from error
+        if int(ones) != meeting.size:
+            raise StartError(f"{meeting.size} ranks summed their ones to {int(ones)}.")
+        self.sockets = GroupSockets(before)
+
+    def bytes_sent(self) -> int | None:
+        """Bytes sent over the group's own connections so far; None where nobody counts them."""
+        return self.sockets.bytes_sent() if len(self.sockets) or self.size == 1 else None
+
+    def free(self) -> None:
+        """Make every operation that waits for a peer raise, here and at the peers."""
+        self.sockets.shut_down()
+
+    def close(self) -> None:
+        """Leave; the ranks that still wait for this one are freed by it."""
+        self.sockets.shut_down()
+        self._destroy()
+        self.sockets.close()
+
+    @staticmethod
+    def _destroy() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # DDP's reducer and its hooks hold the group in cycles.
+        gc.collect()
+
+
+def own_device() -> torch.device:
+    """The rank's device: the one accelerator it was bound to, else the CPU."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or os.environ.get("WORKBENCH_DEVICE") == "cpu":
+        return torch.device("cpu")
+    # The launcher shows each rank one device, whose index is therefore 0.
+    torch.accelerator.set_device_index(0)
+    return torch.device(accelerator.type, 0)

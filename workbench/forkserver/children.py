@@ -1,0 +1,77 @@
+"""What a forked child becomes: an ipyparallel engine, a controller, or a look at the devices.
+
+Everything here runs in the child, after the fork. ipyparallel and ipykernel internals that the
+workbench relies on are touched in this file alone (tests/forkserver holds them to their names).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import types
+
+# All that an engine or controller imports on its way to the first step. The first optimizer
+# imports torch._dynamo, ipykernel its debugger and completer: each costs a second if left out.
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "safetensors.torch",
+    "ipyparallel.engine.app",
+    "ipyparallel.controller.app",
+    "ipyparallel.serialize",
+    "ipykernel.ipkernel",
+    "ipykernel.zmqshell",
+    "ipykernel.debugger",
+    "IPython.core.oinspect",
+    "IPython.core.completerlib",
+    "IPython.extensions.storemagic",
+    "tornado.platform.asyncio",
+    "tornado.queues",
+    "tornado.locks",
+    "encodings.idna",
+    "pydoc",
+    "workbench.engine.remote",
+)
+
+
+def engine(argv: list[str], threads: int) -> None:
+    """Become an ipyparallel engine with `threads` compute threads; returns when it ends."""
+    app = importlib.import_module("ipyparallel.engine.app")
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)  # OMP_NUM_THREADS was read when the server imported torch
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # a fork inherits the generator; ranks must not draw the same numbers
+    sys.argv = ["ipengine", *argv]
+    app.IPEngine.launch_instance(argv)
+
+
+def controller(argv: list[str]) -> None:
+    """Become an ipyparallel controller; returns when it ends."""
+    app = importlib.import_module("ipyparallel.controller.app")
+    # init_hub sleeps 0.25 s for schedulers that a fork has ready at once.
+    app.time = types.SimpleNamespace(**{**vars(app.time), "sleep": lambda _seconds: None})
+    sys.argv = ["ipcontroller", *argv]
+    app.main(argv)
+
+
+def devices(write_fd: int) -> None:
+    """Write {"kind", "count", "names"} of the visible accelerators as one JSON line.
+
+    In a child of its own, because asking initialises the accelerator, which no parent of an
+    engine may have done.
+    """
+    torch = importlib.import_module("torch")
+    found = {"kind": None, "count": 0, "names": []}
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        count = torch.accelerator.device_count()
+        module = getattr(torch, accelerator.type)
+        name = getattr(module, "get_device_name", lambda _index: accelerator.type)
+        found = {"kind": accelerator.type, "count": count, "names": [name(i) for i in range(count)]}
+    os.write(write_fd, json.dumps(found).encode() + b"\n")

@@ -1,0 +1,85 @@
+"""manifest.json: what a checkpoint holds, readable without torch and without its data files.
+
+docs/checkpoints.md describes each field. The manifest ends with a seal, the SHA-256 of the rest,
+so that a changed byte in it is noticed as surely as one in a data file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import CheckpointError
+
+FORMAT = 1
+FILE_NAME = "manifest.json"
+OWN_FIELDS = ("format", "name", "created", "time_s", "torch", "ranks", "keys", "files", "seal")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether the directory is one whole checkpoint; those half written have a dot in front."""
+    return not path.name.startswith(".") and (path / FILE_NAME).is_file()
+
+
+def to_text(manifest: Mapping[str, Any]) -> str:
+    """The JSON text of a manifest, seal included."""
+    return json.dumps({**manifest, "seal": _seal(manifest)}, indent=1, allow_nan=False) + "\n"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The manifest of the checkpoint directory, checked as far as it goes alone.
+
+    Raises CheckpointError when there is none, or when it is not as it was written.
+    """
+    name = path.name
+    try:
+        manifest = json.loads((path / FILE_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        what = "has no manifest.json" if path.is_dir() else "is not there"
+        raise CheckpointError(f"{path} is no checkpoint: it {what}.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path / FILE_NAME} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise CheckpointError(_damaged(name, "is cut short or changed")) from None
+    if not isinstance(manifest, dict) or "format" not in manifest:
+        raise CheckpointError(f"{path} is no checkpoint: its manifest.json is of another kind.")
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(
+            f"Checkpoint {name} has format {manifest['format']!r}, this version reads {FORMAT}. "
+            "Use the version of workbench that wrote it."
+        )
+    if manifest.get("seal") != _seal(manifest):
+        raise CheckpointError(_damaged(name, "was changed after it was written"))
+    return manifest
+
+
+def plain(value: Any, where: str = "meta") -> Any:
+    """The value as JSON holds it: tuples become lists, numbers that are not finite None.
+
+    Raises CheckpointError for what has no plain form.
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, f"{where}[{place}]") for place, item in enumerate(value)]
+    raise CheckpointError(
+        f"{where} is a {type(value).__name__}, which a manifest cannot hold. "
+        "Use numbers, text, lists and dicts."
+    )
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(name: str, how: str) -> str:
+    return f"Checkpoint {name} is damaged: its manifest.json {how}. Restore another one."
