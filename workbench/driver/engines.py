@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 
@@ -24,6 +24,9 @@ from workbench.driver.session import LEASE_S, Session
 from workbench.errors import EnginesError, InputError, StartError, WorldLostError
 from workbench.spec.placement import Place, place
 from workbench.spec.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from workbench.driver.run import Run
 
 
 class Engines:
@@ -40,8 +43,7 @@ class Engines:
         self.num_ranks = len(places)
         self.ranks: list[dict[str, Any]] = []
         self.echo = Echo(f"ipc://{launched.directory}/echo.sock")
-        self.run: Any = None
-        self.num_runs = 0
+        self.run: Run | None = None
         self._attempt = 0
         self._lock = threading.Lock()
         self._pending: dict[int, set[Future]] = {rank: set() for rank in range(self.num_ranks)}
@@ -181,6 +183,12 @@ class Engines:
     def run_cell(self, source: str, *, ranks: Iterable[int] | None = None, **how: Any) -> CellResult:
         """Run a cell's text on ranks and show its output; see driver/cells.py."""
         return run_cell(self, source, ranks=ranks, **how)
+
+    def train(self, recipe: str | None = None, **how: Any) -> Run:
+        """Start a training; see driver/training.py for what it takes."""
+        from workbench.driver.training import train
+
+        return train(self, recipe, **how)
 
     @property
     def alive(self) -> bool:

@@ -6,14 +6,17 @@ An engine is a process, so what it holds is the one object `_here`.
 from __future__ import annotations
 
 import contextlib
+import dis
 import gc
 import json
+import linecache
 import os
 import signal
 import socket
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from workbench.engine import recipe as recipes
 from workbench.engine.metered_group import Meter
 from workbench.engine.trainer import Plan, Trainer, is_peer_gone
 from workbench.engine.world import Meeting, World
-from workbench.errors import CheckpointError, RecipeError, RunError, WorkbenchError, WorldLostError
+from workbench.errors import RunError, WorkbenchError, WorldLostError
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
 from workbench.spec.records import COLUMNS
@@ -42,6 +45,7 @@ class Here:
     trainer: Trainer | None = None
     directory: Path | None = None
     broken: bool = False
+    cell: str = ""
     ended_s: float | None = None
 
 
@@ -112,29 +116,31 @@ def leave() -> None:
 
 def run_cell(text: str, number: int) -> dict:
     """Execute a user's cell; see engine/cell.py."""
-    return cell.run(text, number, _here.namespace)
+    reply = cell.run(text, number, _here.namespace)
+    _here.cell = source.file_name(number)
+    return reply
+
+
+def _defined_by_cell() -> dict[str, Any]:
+    """What the last cell bound at its top level: earlier cells are no part of a recipe."""
+    code = compile("".join(linecache.getlines(_here.cell)), _here.cell, "exec")
+    bound = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_NAME"}
+    return {name: _here.namespace[name] for name in bound if name in _here.namespace}
 
 
 def build(
-    recipe: str | None, text: str | None, number: int, layout: dict, options: dict, directory: str
+    recipe: str | None, from_cell: bool, layout: dict, options: dict, directory: str
 ) -> dict:
-    """Make a training: a built-in recipe by name, or what a cell's text defines.
+    """Make a training: a built-in recipe by name, or what the last cell defined.
 
-    -> what the driver shows of the recipe. Raises RecipeError or InputError; nothing is built
-    then. `cell` in the reply is that of `run_cell` when the cell itself raised.
+    -> what the driver shows of the recipe. Raises RecipeError or InputError.
     """
     end_training()
     chosen = TrainOptions(**options)
-    if text is None:
-        assert recipe is not None
-        found = recipes.builtin(recipe, chosen.size)
+    if from_cell:
+        found = recipes.from_namespace(_defined_by_cell(), recipe, chosen.size)
     else:
-        before = dict(_here.namespace)
-        reply = run_cell(text, number)
-        if not reply["ok"]:
-            return {"cell": reply}
-        defined = {k: v for k, v in _here.namespace.items() if before.get(k, _here) is not v}
-        found = recipes.from_namespace(defined, recipe, chosen.size)
+        found = recipes.builtin(str(recipe), chosen.size)
     found = found.changed(batch=chosen.batch, seed=chosen.seed)
     world = _world()
     trainer = Trainer(Plan(found, chosen), Layout(**layout), world)
@@ -207,13 +213,34 @@ def _journal(reply: dict) -> None:
         file.write(line + "\n")
 
 
+def position() -> int:
+    """Steps taken."""
+    return _trainer().step
+
+
+def is_broken() -> bool:
+    """Whether the world must be joined anew."""
+    return _here.broken
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Collective work: a rank that raises frees those that wait for it."""
+    try:
+        yield
+    except Exception as raised:
+        _break_off(raised)
+        raise
+
+
 def evaluate() -> dict[str, float]:
     """The recipe's metrics for the model as it is."""
-    return _trainer().evaluate()
+    with _together():
+        return _trainer().evaluate()
 
 
-def save(root: str, name: str, meta: dict) -> dict:
-    """Write a checkpoint together with the other ranks."""
+def save(root: str, name: str, unique: bool, meta: dict) -> str:
+    """Write a checkpoint together with the other ranks -> its name, which `unique` may extend."""
     trainer = _trainer()
     recipe = trainer.plan.recipe
     whole = {
@@ -229,7 +256,7 @@ def save(root: str, name: str, meta: dict) -> dict:
         "optimizer": state.settings(trainer.model, trainer.optimizer),
     }
     pieces = state.take(trainer.model, trainer.optimizer)
-    return checkpoint.save(pieces, whole, Path(root), name)
+    return checkpoint.save(pieces, whole, Path(root), name, unique=unique)["name"]
 
 
 def restore(path: str) -> dict:
@@ -246,9 +273,10 @@ def restore(path: str) -> dict:
 def switch(layout: dict) -> None:
     """Go on under another layout of as many ranks, from the same state, bit for bit."""
     old = _trainer()
-    new = Trainer(old.plan, Layout(**layout), _world())
-    tensors = state.gather(state.take(old.model, old.optimizer))
-    state.put(new.model, new.optimizer, tensors)
+    with _together():
+        new = Trainer(old.plan, Layout(**layout), _world())
+        tensors = state.gather(state.take(old.model, old.optimizer))
+        state.put(new.model, new.optimizer, tensors)
     state.set_settings(new.model, new.optimizer, state.settings(old.model, old.optimizer))
     new.step, new.samples = old.step, old.samples
     _here.trainer = new

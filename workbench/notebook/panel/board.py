@@ -11,23 +11,25 @@ import functools
 import gzip
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import anywidget
 import plotly
 import traitlets
 
-_HERE = resources.files(__package__)
+_HERE = resources.files("workbench.notebook.panel")
 
 
 def script(name: str) -> str:
-    """A script of this folder without indentation and whole-line comments: it goes with every panel."""
+    """A script of this folder, without indentation and comments: it goes with every panel."""
     lines = (line.strip() for line in (_HERE / name).read_text(encoding="utf-8").splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 class Board(anywidget.AnyWidget):
-    """frame: JSON bytes of a snapshot. beat: the kernel's clock (s since the epoch), a sign of life.
+    """The traits a page sees; only the kernel writes them.
 
+    frame: JSON bytes of a snapshot. beat: the kernel's clock (s since the epoch), a sign of life.
     note: a command under way or refused, {kind: busy|error, verb, text} or {}. page: {texts, big}.
     """
 
@@ -46,8 +48,9 @@ class Board(anywidget.AnyWidget):
         ipykernel 7.4 sends what the page says to the loop that last wrote here, which is the main
         one: a click would wait for the cell to end. The page's own choice is a subshell.
         """
-        if hasattr(self.comm, "_reply_subshell_for"):
-            self.comm._reply_subshell_for = _as_the_page_chose
+        comm: Any = self.comm
+        if hasattr(comm, "_reply_subshell_for"):
+            comm._reply_subshell_for = _as_the_page_chose
 
     def close(self) -> None:
         """Close the widget and the layout ipywidgets made for it."""

@@ -35,7 +35,7 @@ export default function charts(root, body, f, s, t, say) {
       labels.push({ text: m.label.replace(/[<&]/g, (c) => (c === "<" ? "&lt;" : "&amp;")), showarrow: false, xref: "x", x: (at / plotted) * end, xanchor: "center", yref: "paper", y: 1, yanchor: "bottom", font: { size: em(0.85), color: ink } });
     }
     draw(fig, [{ x: steps, y: values, mode: few ? "lines+markers" : "lines", line: { color: colour(name), width: px / 6.5 }, marker: { size: px / 2.2 }, connectgaps: false, hovertemplate: `%{y}${unit}<extra>${t.step} %{x:,}</extra>` }],
-      { name: t.step, range: [0, end], tickformat: ",d", nticks: 6 }, any ? y : { range: [0, 1], showticklabels: false },
+      { name: t.step, range: [0, end], tickformat: ",d", nticks: 6 }, any ? y : { range: [0, 1], showticklabels: false, showgrid: false },
       any ? { shapes: marks.map((m) => ({ type: "line", x0: m.step, x1: m.step, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1.5, dash: "dot" } })), annotations: labels } : blank(t.no_steps));
   };
   line(f.loss, "blue", "loss", { tickformat: "~g", autorange: true }, "");
@@ -44,8 +44,8 @@ export default function charts(root, body, f, s, t, say) {
   draw(f.time, PARTS.map((part) => ({ type: "bar", x: ranks, y: s.by_rank.map((r) => r[`${part}_ms`]), name: t[part],
     customdata: s.by_rank.map((r) => size(r.sent_bytes)), marker: { color: colour(part), line: { width: 0 }, pattern: part === "comm" ? { shape: "/", fillmode: "overlay", bgcolor: colour(part), fgcolor: colour("hatch"), size: em(0.5), solidity: 0.28 } : undefined },
     hovertemplate: `${t[part]} %{y:.3g} ms${part === "comm" ? `, ${t.sent} %{customdata}` : ""}<extra></extra>` })),
-    { name: t.rank, tickmode: "linear", tick0: 0, dtick: Math.ceil(n / 16) || 1, range: [-0.6, Math.max(n, 1) - 0.4], showticklabels: n > 0 },
-    n ? { rangemode: "tozero", autorange: true } : { range: [0, 1], showticklabels: false }, { barmode: "stack", bargap: 0.32, ...(n ? {} : blank(t.no_times)) });
+    { name: t.rank, tickmode: "linear", tick0: 0, dtick: 2 ** Math.max(0, Math.ceil(Math.log2((n * em(2.4)) / f.time.plot.clientWidth))), range: [-0.6, Math.max(n, 1) - 0.4], showticklabels: n > 0 },
+    n ? { rangemode: "tozero", autorange: true } : { range: [0, 1], showticklabels: false, showgrid: false }, { barmode: "stack", bargap: 0.32, ...(n ? {} : blank(t.no_times)) });
   put(f.rate.head, `${t.rate_title} (${s.unit})`);
   set(f.loss, "aria-label", `${t.loss_title} ${digits(s.loss)}, ${t.step} ${s.step}`);
   set(f.rate, "aria-label", `${t.rate_title} ${speed(s.rate)} ${s.unit}`);

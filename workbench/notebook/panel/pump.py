@@ -79,7 +79,7 @@ class Pump:
 def _tick(shown: Shown) -> None:
     try:
         shown.tick()
-    except Exception:  # noqa: BLE001 - one panel's fault must not stop the others
+    except Exception:  # one panel's fault must not stop the others
         log.warning("A panel could not be brought up to date.", exc_info=True)
 
 

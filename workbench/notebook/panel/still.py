@@ -49,13 +49,14 @@ def as_text(snapshot: Mapping[str, Any]) -> str:
 def as_html(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     """One self-contained element: numbers, two curves, bars by rank, checkpoints."""
     curve = snapshot["curve"] or {}
-    steps = curve.get("step") or []
-    unit = snapshot["unit"]
+    steps, losses, rates = (curve.get(key) or [] for key in ("step", "loss", "rate"))
     parts = [
         _numbers(snapshot, texts),
         '<div style="display:flex;flex-wrap:wrap;gap:12px 24px">',
-        _figure(texts["loss_title"], _line(steps, curve.get("loss") or [], BLUE, False)),
-        _figure(f"{texts['rate_title']} ({unit})", _line(steps, curve.get("rate") or [], GREEN, True)),
+        _figure(texts["loss_title"], _line(steps, losses, BLUE, zero=False)),
+        _figure(
+            f"{texts['rate_title']} ({snapshot['unit']})", _line(steps, rates, GREEN, zero=True)
+        ),
         _figure(f"{texts['time_title']} (ms)", _bars(snapshot["by_rank"] or [], texts)),
         "</div>",
         _checkpoints(snapshot["checkpoints"], texts),
@@ -97,7 +98,7 @@ def _figure(title: str, drawing: str) -> str:
     )
 
 
-def _line(steps: Sequence[int], values: Sequence[float | None], colour: str, zero: bool) -> str:
+def _line(steps: Sequence[int], values: Sequence[float | None], colour: str, *, zero: bool) -> str:
     pairs = list(zip(steps, values, strict=False))
     every = max(1, -(-len(pairs) // POINTS))
     pairs = [*pairs[:-1:every], *pairs[-1:]]
@@ -110,7 +111,9 @@ def _line(steps: Sequence[int], values: Sequence[float | None], colour: str, zer
     high = high if high > low else low + (abs(low) or 1.0)
     across = (WIDTH - LEFT - 8) / (last - first)
     down = (HEIGHT - TOP - BOTTOM) / (high - low)
-    points = " ".join(f"{LEFT + (x - first) * across:.1f},{TOP + (high - y) * down:.1f}" for x, y in known)
+    points = " ".join(
+        f"{LEFT + (x - first) * across:.1f},{TOP + (high - y) * down:.1f}" for x, y in known
+    )
     return (
         _frame(digits(high, 3), digits(low, 3) if low else "0", f"{first:,}", f"{last:,}")
         + f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
@@ -148,9 +151,11 @@ def _bars(by_rank: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str
         if place % max(1, len(by_rank) // 16) == 0:
             middle = x + pitch * 0.35
             out.append(
-                f'<text x="{middle:.1f}" y="{bottom + 15}" text-anchor="middle">{row["rank"]}</text>'
+                f'<text x="{middle:.1f}" y="{bottom + 15}" text-anchor="middle">'
+                f"{row['rank']}</text>"
             )
-    out.append(f'<text x="{LEFT - 6}" y="{TOP + 20}" text-anchor="end">{digits(max(totals), 3)}</text>')
+    high = digits(max(totals), 3)
+    out.append(f'<text x="{LEFT - 6}" y="{TOP + 20}" text-anchor="end">{high}</text>')
     x = LEFT
     for key, _, colour in PARTS:
         out.append(f'<rect x="{x}" y="0" width="10" height="10" fill="{colour}"/>')

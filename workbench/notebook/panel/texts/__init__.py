@@ -1,1 +1,1 @@
-"""What the panel says: one file a language, named as the user types it, each with the keys of en."""
+"""What the panel says: one file a language, named as the user types it, with the keys of en."""

@@ -1,0 +1,117 @@
+"""Training: from what the user asked for to a Run, checked before anything on a rank changes."""
+
+from __future__ import annotations
+
+import itertools
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench import recipes
+from workbench.driver import checkpoints
+from workbench.driver.run import Run
+from workbench.errors import CheckpointError, InputError, RecipeError, RunError
+from workbench.spec.near import unknown
+from workbench.spec.options import TrainOptions
+from workbench.spec.strategy import layout_for
+
+if TYPE_CHECKING:
+    from workbench.driver.engines import Engines
+
+DIRECTORY = "runs"
+
+
+def recipe_names() -> list[str]:
+    """Names of the built-in recipes."""
+    return sorted(module.name for module in pkgutil.iter_modules(recipes.__path__))
+
+
+def train(
+    engines: Engines,
+    recipe: str | None = None,
+    *,
+    cell: str | None = None,
+    strategy: str = "data",
+    shard: bool = False,
+    restore: str | None = None,
+    directory: str | Path = DIRECTORY,
+    start: bool = True,
+    **options: Any,
+) -> Run:
+    """Build a training on all ranks and start it; returns at once, the Run is the handle.
+
+    recipe: a built-in one by name, or with `cell` the class to take. cell: text that defines a
+    recipe, executed on every rank. restore: a checkpoint to begin from. directory: where the
+    run's own folder (journal, checkpoints) is made. start: False leaves it paused. options: see
+    TrainOptions.
+
+    Raises InputError, LayoutError, RecipeError, RunError or CheckpointError; a training that was
+    there before goes on existing unless a new one could be built.
+    """
+    try:
+        chosen = TrainOptions(**options)
+    except TypeError:
+        wrong = sorted(set(options) - set(TrainOptions.__dataclass_fields__))
+        raise InputError(unknown("option", wrong[0], TrainOptions.__dataclass_fields__)) from None
+    layout = layout_for(strategy, engines.num_ranks, shard=shard)
+    if cell is None and recipe is None:
+        raise RecipeError(f"No recipe named. Known: {', '.join(recipe_names())}; or define one in a %%dist_train cell.")
+    if cell is None and recipe not in recipe_names():
+        raise RecipeError(unknown("recipe", str(recipe), recipe_names()))
+    if engines.run is not None and engines.run.state == "running":
+        run = engines.run
+        raise RunError(
+            f"{run.name} is training (step {run.step_now:,} of {run.goal:,}), and the ranks hold one "
+            "training at a time. %dist_pause it first."
+        )
+    found = checkpoints.find(Path(directory), restore).resolve() if restore is not None else None
+    if cell is not None:
+        engines.run_cell(cell)
+    if engines.run is not None:
+        engines.run.end()
+        engines.run = None
+    folder = _make_folder(Path(directory), recipe or "cell")
+    try:
+        about = engines.call(
+            "build", recipe, cell is not None, layout.degrees(), chosen.to_dict(), str(folder)
+        )[0]
+    except BaseException:
+        _remove(folder)
+        raise
+    run = Run(engines, {**about, "shard": shard}, chosen, folder)
+    engines.run = run
+    run.begin(running=False)
+    if found is not None:
+        run.restore(str(found))
+    if start and chosen.steps:
+        run.resume()
+    return run
+
+
+def _make_folder(root: Path, name: str) -> Path:
+    """A new folder `<name>-<k>` with room for journal and checkpoints."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for folder in _candidates(root, name):
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            for part in ("journal", "checkpoints"):
+                (folder / part).mkdir()
+            return folder.resolve()
+    except OSError as error:
+        raise CheckpointError(
+            f"No run can be kept under {root.absolute()}: {error.strerror}. Name another folder with --dir."
+        ) from None
+    raise AssertionError("unreachable: the candidates do not end")
+
+
+def _candidates(root: Path, name: str) -> Iterator[Path]:
+    return (root / f"{name}-{number}" for number in itertools.count(1))
+
+
+def _remove(folder: Path) -> None:
+    for part in ("journal", "checkpoints", "."):
+        (folder / part).rmdir()
