@@ -24,7 +24,7 @@ TORCH ?= $(shell if [ "$$(uname)" = Linux ] && ! nvidia-smi -L >/dev/null 2>&1; 
 	then echo cpu; else echo cuda; fi)
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 RANKS ?= 4
 T ?= tests
