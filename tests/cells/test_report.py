@@ -36,18 +36,28 @@ def test_different_errors_are_told_apart():
     ]
 
 
+CLOSED = "[/build/gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1"
+
+
 def test_a_peer_that_went_away_is_not_the_first_cause():
-    error = failure(
-        {
-            0: raised(
-                "RuntimeError", "Connection closed by peer", 2, ["cell 1, line 2: barrier()"]
-            ),
-            1: raised("ValueError", "no", 1),
-        }
+    error = failure({0: raised("RuntimeError", CLOSED, 2), 1: raised("ValueError", "no", 1)})
+    assert error._render_traceback_() == [
+        "RankError: rank 1: ValueError: no (line 1 of the cell)",
+        "rank 0: waited in a collective (line 2 of the cell)",
+    ]
+
+
+def test_a_peer_that_went_away_without_another_cause_is_told():
+    error = failure({0: raised("RuntimeError", CLOSED, 2)})
+    assert str(error) == (
+        "rank 0: RuntimeError: Connection closed by peer [127.0.0.1]:1 (line 2 of the cell)"
     )
-    assert str(error).startswith("rank 1: ValueError")
-    assert error.__notes__ == [
-        "rank 0: RuntimeError: Connection closed by peer (line 2 of the cell)"
+
+
+def test_an_interrupt_is_said_in_a_sentence():
+    replies = {0: raised("KeyboardInterrupt", "x", 1), 1: raised("RuntimeError", CLOSED, 1)}
+    assert failure(replies, interrupted=True)._render_traceback_() == [
+        "RankError: ranks 0-1: interrupted (line 1 of the cell); variables stay",
     ]
 
 

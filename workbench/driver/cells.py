@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 # Output that a reply counts and that does not come is given up after this long.
 OUTPUT_S = 1.0
 INTERRUPTED_S = 3.0
+# After one rank raised, how long the others may go on before their collectives are broken off,
+# and before the user is told that they still run.
+FREE_S = 0.5
 STUCK_S = 2.0
+# The same where a rank is simply done, and the others perhaps wait for it in a collective.
+ALONE_S = 10.0
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+GLOO_PLACE = re.compile(r"\[\S+\.cc:\d+\] ")
+PEER_GONE = re.compile(r"Connection (closed|reset) by peer|pair closure|Timed out waiting")
 
 Display = Callable[[list[int], dict], None]
 
@@ -59,17 +66,23 @@ def run_cell(
     screen = Screen(out or sys.stdout, err or sys.stderr)
     with engines.echo.watch(chosen) as watch:
         futures = engines.submit("run_cell", source, watch.number, ranks=chosen)
-        following = Following(watch, screen, dict(zip(chosen, futures, strict=True)))
+        following = Following(engines, watch, screen)
+        following.follow(dict(zip(chosen, futures, strict=True)))
+        interrupted = False
         try:
             following.until_done()
         except KeyboardInterrupt:
-            _interrupt(engines, following)
+            interrupted = True
+            _interrupt(following)
     replies = following.replies
+    met_again = _meet_again(engines, following)
     for same, text in _grouped({r: reply.get("value_text") for r, reply in replies.items()}):
         screen.block(same, text)
     _show_rich(replies, display)
     _say_dropped(replies, screen, engines)
-    if error := failure(replies):
+    if error := failure(replies, interrupted=interrupted):
+        if met_again:
+            error.add_note("The ranks met again in a new process group; their variables stay.")
         raise error
     values = {rank: reply["value_text"] for rank, reply in replies.items() if reply["value_text"]}
     return CellResult(watch.number, chosen, values)
@@ -87,15 +100,23 @@ def _chosen(ranks: Iterable[int] | None, num_ranks: int) -> list[int]:
 class Following:
     """Waits for the replies of a cell and all that they say was printed."""
 
-    def __init__(self, watch: Watch, screen: Screen, futures: dict[int, Future]) -> None:
+    def __init__(self, engines: Engines, watch: Watch, screen: Screen) -> None:
+        self.engines = engines
         self.watch = watch
         self.screen = screen
-        self.waiting = set(futures)
+        self.waiting: set[int] = set()
         self.replies: dict[int, dict[str, Any]] = {}
-        self.failed_s: float | None = None
+        self.has_failed = False
         self.is_told = False
+        self.is_freed = False
+        # What to do at which time while ranks that raised nothing still run.
+        self.alarms: list[tuple[float, Callable[[], None]]] = []
+
+    def follow(self, futures: dict[int, Future]) -> None:
+        """Have the replies of these ranks come as events."""
+        self.waiting |= set(futures)
         for rank, future in futures.items():
-            future.add_done_callback(lambda done, rank=rank: watch.events.put((rank, done)))
+            future.add_done_callback(lambda done, rank=rank: self.watch.events.put((rank, done)))
 
     def until_done(self, limit_s: float | None = None) -> bool:
         """Show output until every rank has answered; False if `limit_s` was over before."""
@@ -111,10 +132,12 @@ class Following:
 
     def _timeout_s(self, end_s: float | None) -> float | None:
         now_s = time.monotonic()
-        limits = [self.screen.wait_s(), None if end_s is None else max(0.0, end_s - now_s)]
-        if self.failed_s is not None and not self.is_told:
-            limits.append(max(0.0, self.failed_s + STUCK_S - now_s))
-        return min((limit for limit in limits if limit is not None), default=None)
+        limits = [alarm_s - now_s for alarm_s, _ in self.alarms]
+        if end_s is not None:
+            limits.append(end_s - now_s)
+        if (wait_s := self.screen.wait_s()) is not None:
+            limits.append(wait_s)
+        return max(0.0, min(limits)) if limits else None
 
     def _next(self, timeout_s: float | None) -> bool:
         """Take one event and those that came with it; False if none came in time."""
@@ -124,7 +147,11 @@ class Following:
             while not events.empty():
                 self._take(events.get())
         except queue.Empty:
-            self._say_stuck()
+            now_s = time.monotonic()
+            due = [act for alarm_s, act in self.alarms if alarm_s <= now_s]
+            self.alarms = [alarm for alarm in self.alarms if alarm[0] > now_s]
+            for act in due:
+                act()
             return False
         return True
 
@@ -136,19 +163,29 @@ class Following:
         rank, future = event
         self.waiting.discard(rank)
         self.replies[rank] = reply = _reply(future)
-        if not reply["ok"] and self.failed_s is None:
-            self.failed_s = time.monotonic()
+        now_s = time.monotonic()
+        if len(self.replies) == 1:
+            self.alarms.append((now_s + ALONE_S, self._say_stuck))
+        if not reply["ok"] and not self.has_failed:
+            self.has_failed = True
+            self.alarms += [(now_s + FREE_S, self.free), (now_s + STUCK_S, self._say_stuck)]
+
+    def free(self) -> None:
+        """Break off the collectives in which ranks may wait for one that will not come."""
+        if self.waiting:
+            self.is_freed = True
+            self.engines.free(sorted(self.waiting))
 
     def _say_stuck(self) -> None:
-        if self.is_told or self.failed_s is None or time.monotonic() < self.failed_s + STUCK_S:
-            return
-        self.is_told = True
-        failed = [rank for rank, reply in self.replies.items() if not reply["ok"]]
-        self.screen.note(
-            f"{named(failed)} raised; {named(self.waiting)} still "
-            f"{'runs' if len(self.waiting) == 1 else 'run'}, perhaps waiting for it in a "
-            "collective. Interrupt the kernel to end the cell."
-        )
+        if self.waiting and not self.is_told:
+            self.is_told = True
+            ended = named(self.replies)
+            be = "is" if len(self.replies) == 1 else "are"
+            run = "runs" if len(self.waiting) == 1 else "run"
+            self.screen.note(
+                f"{ended} {be} done; {named(self.waiting)} still {run}. "
+                "Interrupt the kernel to end the cell."
+            )
 
     def _late_output(self) -> None:
         end_s = time.monotonic() + OUTPUT_S
@@ -168,12 +205,14 @@ def _reply(future: Future) -> dict[str, Any]:
     return {"ok": False, "error": told, "lost": lost, "messages": 0, "dropped": 0}
 
 
-def _interrupt(engines: Engines, following: Following) -> None:
+def _interrupt(following: Following) -> None:
     """End the cell on the ranks that still run it, and wait a little for what they say."""
-    asked = sorted(following.waiting)
     try:
-        if asked:
-            engines.interrupt(asked)
+        if following.waiting:
+            following.engines.interrupt(sorted(following.waiting))
+            # A rank that waits in a collective hears of it only once that is broken off.
+            following.alarms.append((time.monotonic() + FREE_S, following.free))
+            following.is_told = True
         done = following.until_done(INTERRUPTED_S)
     except KeyboardInterrupt:
         done = not following.waiting
@@ -185,42 +224,72 @@ def _interrupt(engines: Engines, following: Following) -> None:
         ) from None
 
 
-def failure(replies: dict[int, dict[str, Any]]) -> WorkbenchError | None:
-    """One error for all that the ranks raised: a sentence, then the lines of the cell as notes."""
-    told: dict[tuple, list[int]] = {}
+def _meet_again(engines: Engines, following: Following) -> bool:
+    """A new process group where this cell broke the old one."""
+    broken = following.is_freed or any(
+        not reply["ok"] and _is_peer_gone(reply["error"]) for reply in following.replies.values()
+    )
+    if not broken or not engines.alive:
+        return False
+    engines.rejoin()
+    return True
+
+
+def failure(
+    replies: dict[int, dict[str, Any]], *, interrupted: bool = False
+) -> WorkbenchError | None:
+    """One error for all that the ranks raised: a sentence, then the lines of the cell as notes.
+
+    interrupted: the user ended the cell, so a collective that broke off is no error of its own.
+    """
+    told: dict[str, tuple[dict, list[int]]] = {}
     for rank, reply in sorted(replies.items()):
         if not reply["ok"]:
-            error = reply["error"]
-            key = (error["name"], error["text"], error["line"], tuple(error["traceback"]))
-            told.setdefault(key, []).append(rank)
+            told.setdefault(repr(reply["error"]), (reply["error"], []))[1].append(rank)
     if not told:
         return None
+    causes = [(error, ranks) for error, ranks in told.values() if not _is_aftermath(error)]
+    after = [(error, ranks) for error, ranks in told.values() if _is_aftermath(error)]
+    if not causes and not interrupted and not any(map(_is_interrupt, (e for e, _ in after))):
+        causes, after = after, []
+    lines = []
+    for error, ranks in causes:
+        colon = ": " if error["text"] else ""
+        text = f"{error['name']}{colon}{GLOO_PLACE.sub('', error['text'])}"
+        lines.append(f"{named(ranks)}: {text}{_where(error)}")
+        lines += [f"  {line}" for line in error["traceback"]]
+    ends: dict[str, list[int]] = {}
+    for error, ranks in after:
+        what = "interrupted" if interrupted or _is_interrupt(error) else "waited in a collective"
+        ends.setdefault(what + _where(error), []).extend(ranks)
+    stay = "" if causes else "; variables stay"
+    lines += [f"{named(ranks)}: {end}{stay}" for end, ranks in ends.items()]
     lost = [reply["lost"] for reply in replies.values() if reply.get("lost")]
-    if len(lost) == sum(map(len, told.values())):
-        return lost[0]
-    # That a peer went away is never the first cause, so it is said last.
-    ordered = sorted(told.items(), key=lambda item: (_is_echo(item[0]), item[1]))
-    (key, ranks), *others = ordered
-    error = RankError(_sentence(key, ranks))
-    for line in key[3]:
-        error.add_note(f"  {line}")
-    for key, ranks in others:
-        error.add_note(_sentence(key, ranks))
-        if not _is_echo(key):
-            for line in key[3]:
-                error.add_note(f"  {line}")
+    first = lost[0] if lost and len(lost) == sum(len(r) for _, r in causes) else None
+    return _noted(first or RankError(lines[0]), lines[1:])
+
+
+def _noted(error: WorkbenchError, notes: list[str]) -> WorkbenchError:
+    for note in notes:
+        error.add_note(note)
     return error
 
 
-def _is_echo(key: tuple) -> bool:
-    name, text = key[0], key[1]
-    return name == "WorldLostError" or "Connection closed by peer" in text
+def _is_interrupt(error: dict) -> bool:
+    return error["name"] == "KeyboardInterrupt"
 
 
-def _sentence(key: tuple, ranks: list[int]) -> str:
-    name, text, line, _ = key
-    where = f" (line {line} of the cell)" if line else ""
-    return f"{named(ranks)}: {name}{': ' if text else ''}{text}{where}"
+def _is_peer_gone(error: dict) -> bool:
+    return error["name"] == "WorldLostError" or PEER_GONE.search(error["text"]) is not None
+
+
+def _is_aftermath(error: dict) -> bool:
+    """Whether a rank raised because another did, or the user: never the first cause."""
+    return _is_interrupt(error) or _is_peer_gone(error)
+
+
+def _where(error: dict) -> str:
+    return f" (line {error['line']} of the cell)" if error["line"] else ""
 
 
 def _grouped(texts: dict[int, str | None]) -> list[tuple[list[int], str]]:

@@ -25,7 +25,7 @@ def file_name(number: int) -> str:
 
 def remember(name: str, source: str) -> None:
     """Make the lines of a cell readable for as long as the process lives."""
-    lines = source.splitlines(keepends=True)
+    lines = (source.rstrip() + "\n").splitlines(keepends=True)
     # An entry without a modification time is not a file on disk: checkcache leaves it alone.
     linecache.cache[name] = (len(source), None, lines, name)
 
