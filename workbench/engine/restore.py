@@ -64,8 +64,7 @@ def _check_model(name: str, keys: Mapping[str, Any], pieces: Mapping[str, Piece]
     theirs = {key: tuple(entry["shape"]) for key, entry in keys.items()}
     problem = differences(theirs, {key: piece.shape for key, piece in pieces.items()})
     if problem:
-        models = ({key for key in some if key.startswith("model/")} for some in (theirs, pieces))
-        what = "optimizer" if len(set(map(frozenset, models))) == 1 else "model"
+        what = "model" if "model/" in problem else "optimizer"
         raise CheckpointError(
             f"Checkpoint {name} is of another {what}: {problem}. "
             "Restore it into the recipe it was saved from."

@@ -168,12 +168,20 @@ def set_settings(model: nn.Module, optimizer: Optimizer, groups: list[dict[str, 
 def differences(
     theirs: Mapping[str, tuple[int, ...]], mine: Mapping[str, tuple[int, ...]]
 ) -> str | None:
-    """How two sets of keys and shapes differ, shortly; None when they do not."""
+    """How two sets of keys and shapes differ, shortly; None when they do not.
+
+    Where the models differ, what follows from that for the optimizer is left out.
+    """
+    models = [
+        {k: tuple(some[k]) for k in some if k.startswith("model/")} for some in (theirs, mine)
+    ]
+    if models[0] != models[1]:
+        theirs, mine = models
     found = []
     if lacking := [key for key in mine if key not in theirs]:
         found.append(f"it lacks {short(lacking)}")
     if extra := [key for key in theirs if key not in mine]:
-        found.append(f"it has {short(extra)} more" if len(extra) == 1 else f"it has {short(extra)}")
+        found.append(f"it has {short(extra)} besides")
     for key in [key for key in mine if key in theirs and tuple(theirs[key]) != mine[key]][:3]:
         found.append(f"{key} has shape {list(theirs[key])} there and {list(mine[key])} here")
     return "; ".join(found) or None
