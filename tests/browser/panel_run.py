@@ -64,7 +64,9 @@ class StandIn:
 
     def tell(self, kind: str, text: str) -> None:
         """Add an event."""
-        self.change(events=[*self._state["events"], {"time_s": time.time(), "kind": kind, "text": text}])
+        self.change(
+            events=[*self._state["events"], {"time_s": time.time(), "kind": kind, "text": text}]
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """As the driver's run gives it."""
@@ -78,7 +80,9 @@ class StandIn:
         self.commands.append((verb, kwargs))
         future: Future = Future()
         if verb not in self.snapshot()["allowed"]:
-            future.set_exception(RunError(f"{verb} does not fit a run that is {self._state['state']}."))
+            future.set_exception(
+                RunError(f"{verb} does not fit a run that is {self._state['state']}.")
+            )
             return future
         getattr(self, f"_{verb}")(**kwargs)
         future.set_result(None)
@@ -113,7 +117,13 @@ class StandIn:
 
     def _save(self) -> None:
         step = self._state["step"]
-        one = {"name": f"step-{step}", "step": step, "time_s": time.time(), "bytes": 123456, "layout": self._state["layout"]}
+        one = {
+            "name": f"step-{step}",
+            "step": step,
+            "time_s": time.time(),
+            "bytes": 123456,
+            "layout": self._state["layout"],
+        }
         self.change(checkpoints=[*self._state["checkpoints"], one])
         self._mark("saved", "save", f"Saved step-{step}, 123 KB.")
 
