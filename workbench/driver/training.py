@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench import recipes
-from workbench.driver import checkpoints
+from workbench.driver import runs
 from workbench.driver.run import Run
 from workbench.errors import CheckpointError, InputError, RecipeError, RunError
 from workbench.spec.near import unknown
 from workbench.spec.options import TrainOptions
+from workbench.spec.registry import names_in
 from workbench.spec.strategy import layout_for
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ DIRECTORY = "runs"
 
 def recipe_names() -> list[str]:
     """Names of the built-in recipes."""
-    return sorted(module.name for module in pkgutil.iter_modules(recipes.__path__))
+    return names_in("recipes")
 
 
 def train(
@@ -65,7 +64,7 @@ def train(
             f"{run.name} is training (step {run.step_now:,} of {run.goal:,}), and the ranks hold one "
             "training at a time. %dist_pause it first."
         )
-    found = checkpoints.find(Path(directory), restore).resolve() if restore is not None else None
+    found = runs.find(directory, restore).resolve() if restore is not None else None
     if cell is not None:
         engines.run_cell(cell)
     if engines.run is not None:

@@ -1,0 +1,1 @@
+"""What the workbench is measured against."""

@@ -1,0 +1,205 @@
+"""Run: commands act between slices, and what goes wrong keeps the state of the last step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from workbench.errors import (
+    CheckpointError,
+    InputError,
+    LayoutError,
+    RecipeError,
+    RunError,
+)
+
+CELL = """
+import torch
+from torch import nn
+batch = 8
+calls = 0
+
+def model():
+    return nn.Linear(4, 1)
+
+def data():
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    return x, x.sum(1, keepdim=True)
+
+def loss(output, target):
+    global calls
+    calls += 1
+    {fault}
+    return nn.functional.mse_loss(output, target)
+"""
+GOOD = CELL.format(fault="pass")
+
+
+def test_pause_resume_step_and_stop(clusters, tmp_path):
+    run = clusters(2).train(cell=GOOD, steps=100_000, directory=tmp_path)
+    at = run.pause()
+    assert run.state == "paused"
+    assert run.step() == at + 1
+    assert run.step(3) == at + 4
+    assert run.state == "paused"
+    run.resume()
+    assert run.state == "running"
+    stopped = run.stop()
+    assert run.state == "stopped"
+    assert run.resume(steps=5) == stopped
+    assert run.wait(30)["step"] == stopped + 5
+
+
+def test_cells_run_while_it_trains_and_all_ranks_are_at_one_step(clusters, tmp_path):
+    engines = clusters(2)
+    run = engines.train(cell=GOOD, steps=100_000, directory=tmp_path)
+    values = engines.run_cell("t = torch.tensor([calls]); dist.all_reduce(t); (calls, int(t))",
+                              out=open(os.devnull, "w")).values  # fmt: skip
+    calls, total = eval(values[0])
+    assert total == 2 * calls
+    assert run.state == "running"
+    run.stop()
+
+
+def test_each_step_is_in_every_ranks_journal_once(clusters, tmp_path):
+    run = clusters(2).train(cell=GOOD, steps=120, directory=tmp_path)
+    run.wait(60)
+    for rank in range(2):
+        lines = (run.directory / "journal" / f"rank{rank}.jsonl").read_text().splitlines()
+        steps = []
+        for slice_ in map(json.loads, lines):
+            steps += range(slice_["first"], slice_["first"] + len(slice_["columns"]["loss"]))
+        assert steps == list(range(1, 121))
+
+
+def test_the_books_balance_on_every_rank(clusters, tmp_path):
+    run = clusters(2).train(cell=GOOD, steps=300, directory=tmp_path)
+    for row in run.wait(60)["by_rank"]:
+        parts = [row[f"{part}_ms"] for part in ("compute", "comm", "data", "other")]
+        assert all(part >= 0 for part in parts)
+        wall = sum(s.sums[row["rank"]]["wall_s"] for s in run.history.recent)
+        steps = sum(s.num_steps for s in run.history.recent)
+        assert sum(parts) == pytest.approx(1e3 * wall / steps, rel=0.02)
+        assert row["comm_ms"] > 0
+        assert row["sent_bytes"] > 0
+
+
+FAULTS = {
+    "one rank raises": ('if rank == 1 and calls == 13: raise KeyError("nowhere")', "Rank 1: KeyError"),
+    "all ranks raise": ('if calls == 13: raise KeyError("nowhere")', "^KeyError|RankError|Rank"),
+    "one rank's loss is NaN": (
+        "if rank == 0 and calls == 13: output = output * float('nan')",
+        "loss is nan at step 13",
+    ),
+}
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_stops_the_run_with_one_sentence_and_the_state_before(
+    clusters, tmp_path, fault, shard
+):
+    line, says = FAULTS[fault]
+    engines = clusters(3)
+    cell = CELL.format(fault=line)
+    run = engines.train(cell=cell, steps=30, shard=shard, directory=tmp_path)
+    shown = run.wait(60)
+    assert shown["state"] == "failed"
+    assert shown["step"] == 12
+    assert "\n" not in shown["message"]
+    assert "Traceback" not in shown["events"][-1]["text"]
+    assert pytest.importorskip("re").search(says, shown["message"])
+    assert run.save() == "step-12"
+    # The fault was at one call: what follows is the curve without it.
+    run.resume()
+    assert run.wait(60)["state"] == "finished"
+    good = engines.train(cell=GOOD, steps=30, shard=shard, directory=tmp_path)
+    good.wait(60)
+    assert run.history.steps == list(range(1, 31))
+    assert run.history.loss == pytest.approx(good.history.loss, rel=1e-5)
+
+
+def test_the_report_of_a_fault_names_the_line_of_the_cell(clusters, tmp_path):
+    cell = CELL.format(fault='if rank == 1 and calls == 5: raise KeyError("nowhere")')
+    run = clusters(2).train(cell=cell, steps=30, directory=tmp_path)
+    run.wait(60)
+    assert "raise KeyError" in run.events[-1]["text"]
+    assert ", in loss" in run.events[-1]["text"]
+
+
+def test_a_killed_rank_ends_the_run_with_its_name(clusters, tmp_path):
+    engines = clusters(2)
+    run = engines.train(cell=GOOD, steps=100_000, directory=tmp_path)
+    os.kill(engines.ranks[0]["pid"], signal.SIGKILL)
+    shown = run.wait(30)
+    assert shown["state"] == "gone"
+    assert "Rank 0 is gone" in shown["message"]
+    with pytest.raises(RunError, match="Rank 0"):
+        run.resume()
+
+
+def test_saves_every_n_steps(clusters, tmp_path):
+    run = clusters(2).train(cell=GOOD, steps=25, save_every=10, directory=tmp_path)
+    run.wait(60)
+    assert [row["step"] for row in run.checkpoints()] == sorted(
+        row["step"] for row in run.checkpoints()
+    )
+    assert len(run.checkpoints()) == 2
+
+
+BAD = {
+    "unknown recipe": (("digit",), {}, RecipeError, "Did you mean 'digits'"),
+    "unknown strategy": (("digits",), {"strategy": "dat"}, LayoutError, "Did you mean 'data'"),
+    "unknown option": (("digits",), {"step": 5}, InputError, "Did you mean 'steps'"),
+    "negative steps": (("digits",), {"steps": -1}, InputError, "steps=-1"),
+    "batch below ranks": (("digits",), {"batch": 1}, InputError, "batch=1"),
+    "no recipe": ((), {}, RecipeError, "digits"),
+    "unknown size": (("pytext",), {"size": "huge"}, RecipeError, "tiny"),
+    "restore of nothing": (("digits",), {"restore": "/nowhere"}, CheckpointError, "nowhere"),
+    "unwritable folder": (("digits",), {"directory": "/proc/runs"}, CheckpointError, "--dir"),
+    "cell without model": ((), {"cell": "x = 1"}, RecipeError, "model"),
+    "cell that is no code": ((), {"cell": "def"}, Exception, "SyntaxError"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_loses_nothing(clusters, tmp_path, case):
+    args, how, kind, says = BAD[case]
+    engines = clusters(2)
+    with pytest.raises(kind, match=says) as caught:
+        engines.train(*args, **{"directory": tmp_path, **how})
+    assert "\n" not in str(caught.value)
+    good = engines.train(cell=GOOD, steps=3, directory=tmp_path)
+    assert good.wait(30)["state"] == "finished"
+
+
+def test_model_and_loss_that_do_not_fit_are_told_with_shapes(clusters, tmp_path):
+    cell = GOOD.replace("nn.functional.mse_loss(output, target)",
+                        "nn.functional.cross_entropy(output, target[:3, 0].long())")  # fmt: skip
+    run = clusters(2).train(cell=cell, steps=3, directory=tmp_path)
+    shown = run.wait(30)
+    assert shown["state"] == "failed"
+    assert "[4, 1]" in shown["message"]
+
+
+def test_two_trainings_at_once_are_refused_and_the_first_goes_on(clusters, tmp_path):
+    engines = clusters(2)
+    run = engines.train(cell=GOOD, steps=100_000, directory=tmp_path)
+    with pytest.raises(RunError, match="%dist_pause"):
+        engines.train("digits", directory=tmp_path)
+    assert run.state == "running"
+    run.stop()
+
+
+def test_commands_that_do_not_fit_the_state_say_which_do(clusters, tmp_path):
+    run = clusters(2).train(cell=GOOD, steps=2, directory=tmp_path)
+    run.wait(30)
+    with pytest.raises(RunError, match="finished"):
+        run.ask("stop").result()
+    with pytest.raises(RunError, match="No command named"):
+        run.ask("paus").result()
+    with pytest.raises(CheckpointError):
+        run.restore("nothing")
