@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ipyparallel as ipp
 
 from workbench import door, errors
+from workbench.driver import current
 from workbench.driver import session as sessions
 from workbench.driver.cells import CellResult, run_cell
 from workbench.driver.echo import Echo, named
@@ -226,6 +227,12 @@ class Engines:
             self._client.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else "alive"
+        if self._gone and not self._stopped:
+            state = f"{named(self._gone)} gone"
+        return f"<Engines: {self.num_ranks} on {self.places[0].device.split()[0]}, {state}>"
+
     def __enter__(self) -> Engines:
         return self
 
@@ -272,6 +279,7 @@ def start(
         if kept is not None and isinstance(error, StartError):
             raise StartError(str(error).replace(str(launched.directory), str(kept))) from None
         raise
+    current.remember(engines)
     return engines
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import checkpoints
+from workbench.driver import checkpoints, runs
 from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
 from workbench.errors import RunError, WorkbenchError
@@ -297,7 +297,7 @@ class Run:
         return saved
 
     def _do_restore(self, what: str | int = "last") -> int:
-        path = checkpoints.find(self.directory / "checkpoints", what)
+        path = runs.find(self.directory.parent, what, run=self.name)
         meta = self.engines.call("restore", str(path.resolve()))[0]
         self.step_now = meta["step"]
         self.history.rewind(self.step_now)

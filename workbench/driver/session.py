@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
+import sys
 import tempfile
 import weakref
 from concurrent.futures import Future
@@ -27,6 +29,7 @@ class Session:
         if len(parent) > 60 or not os.access(parent, os.W_OK):
             parent = "/tmp"
         self.directory = Path(tempfile.mkdtemp(prefix="workbench-", dir=parent))
+        self.owner_pid = os.getpid()
         self.forks = Forks(self.directory, LEASE_S)
         self._devices: Future | None = None
         weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True).atexit = False
@@ -63,3 +66,16 @@ def close() -> None:
     """End this kernel's session, if it has one."""
     while _sessions:
         _sessions.pop().close()
+
+
+def in_kernel() -> bool:
+    """Whether this process is a notebook's kernel, as opposed to a script or a terminal."""
+    application = sys.modules.get("ipykernel.kernelapp")
+    return application is not None and application.IPKernelApp.initialized()
+
+
+@atexit.register
+def _leave() -> None:
+    """A script takes its engines along; a kernel leaves them to the lease, and may come back."""
+    if _sessions and _sessions[0].owner_pid == os.getpid() and not in_kernel():
+        close()

@@ -58,6 +58,10 @@ class LocalProcesses:
         self.forks.ask("signal", pids=[self.pids[rank] for rank in ranks], number=number).result()
 
     def end(self) -> Future:
+        if not self.forks.alive:  # and neither are its children
+            gone: Future = Future()
+            gone.set_result({})
+            return gone
         return self.forks.ask("end", tags=[self.tag])
 
     def log(self, rank: int) -> Path:

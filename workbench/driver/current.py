@@ -1,0 +1,69 @@
+"""The engines and the run that commands without a handle mean: those started last, and alive.
+
+A magic names neither; what was started from Python is found by it all the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.errors import EnginesError, InputError, RunError
+
+if TYPE_CHECKING:
+    from workbench.driver.engines import Engines
+    from workbench.driver.run import Run
+
+_started: list[Engines] = []
+
+
+def remember(engines: Engines) -> None:
+    """Make these the engines that are meant, until they are stopped."""
+    _started[:] = [*all_engines(), engines]
+
+
+def all_engines() -> list[Engines]:
+    """All that were started in this process and not stopped, the newest last."""
+    return [engines for engines in _started if not engines.stopped]
+
+
+def engines() -> Engines:
+    """The engines started last. Raises EnginesError when there are none."""
+    found = all_engines()
+    if not found:
+        raise EnginesError("No engines are running. %dist_start -n 4 starts four.")
+    return found[-1]
+
+
+def run() -> Run:
+    """Their training. Raises EnginesError or RunError when there is none."""
+    found = engines().run
+    if found is None:
+        raise RunError("Nothing has been trained yet. %dist_train digits starts a training.")
+    return found
+
+
+def fitting(n: int | None) -> Engines | None:
+    """The engines that are up, if they are what a start of n ranks would give; None without any.
+
+    Engines of which no rank is left are stopped. Raises InputError when another number is up,
+    EnginesError when some of their ranks are gone.
+    """
+    found = all_engines()
+    if not found:
+        return None
+    up = found[-1]
+    if up.alive:
+        if n in (None, up.num_ranks):
+            return up
+        raise InputError(
+            f"{up.num_ranks} rank{'s are' if up.num_ranks > 1 else ' is'} running. "
+            f"%dist_stop, then %dist_start -n {n} starts with {n}."
+        )
+    states = [row["state"] for row in up.status()]
+    if "alive" in states:
+        gone = next(rank for rank, state in enumerate(states) if state != "alive")
+        raise EnginesError(
+            f"Rank {gone} is gone ({states[gone]}). %dist_stop, then %dist_start brings all back."
+        )
+    up.stop()
+    return None
