@@ -219,9 +219,10 @@ def _killed_at(root, event_number):
     if pid == 0:
         seen = 0
 
-        def watch(event, _args):
+        def watch(event, args):
             nonlocal seen
-            if event in ("open", "os.mkdir", "os.rename", "os.remove"):
+            changes = event in ("open", "os.mkdir", "os.rename", "os.remove")
+            if changes and str(args[0]).startswith(str(root)):
                 seen += 1
                 if seen == event_number:
                     os.kill(os.getpid(), signal.SIGKILL)
