@@ -127,13 +127,13 @@ class StandIn:
         self.change(checkpoints=[*self._state["checkpoints"], one])
         self._mark("saved", "save", f"Saved step-{step}, 123 KB.")
 
-    def _restore(self, name: str) -> None:
-        one = next(one for one in self._state["checkpoints"] if one["name"] == name)
+    def _restore(self, what: str) -> None:
+        one = next(one for one in self._state["checkpoints"] if one["name"] == what)
         with self._changed:
             keep = one["step"]
             self._wave = {key: values[:keep] for key, values in self._wave.items()}
         self.change(step=one["step"])
-        self._mark("restored", "save", f"Restored {name}.")
+        self._mark("restored", "save", f"Restored {what}.")
 
     def _switch(self, shard: bool) -> None:
         word = "sharded" if shard else "replicated"

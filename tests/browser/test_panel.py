@@ -69,7 +69,7 @@ def test_buttons_command_the_run_and_follow_its_state(lab: Lab):
     press(lab, "Stop")
     wait_for(lab, ".wb-pill", "Stopped")
     assert lab.run(2)
-    for told in ("'pause'", "'restore', {'name': 'step-138'}", "'switch', {'shard': True}"):
+    for told in ("'pause'", "'restore', {'what': 'step-138'}", "'switch', {'shard': True}"):
         assert told in lab.output(2)
 
 
@@ -128,8 +128,22 @@ def test_a_kernel_that_is_gone_greys_the_panel_and_leaves_a_picture(lab: Lab):
     shown(lab)
     lab.restart_kernel()
     wait_for(lab, ".wb-veil", "run the cell again")
+    assert not lab.cell(1).locator(".wb-still").is_visible()
     lab.reload()
-    wait_for(lab, ".jp-OutputArea-output svg + *, .jp-RenderedHTML", "Still picture")
+    wait_for(lab, ".wb-still", "Still picture")
+    assert "not found" not in lab.output(1)
+
+
+def test_the_notebook_keeps_a_picture_of_the_end(lab: Lab):
+    shown(lab, ("panel", "run.advance(400)"))
+    assert lab.run(2)
+    wait_for(lab, ".wb-pill", "Finished")
+    kept = (
+        "() => [...Array(window.__notebook.content.widgets[1].model.outputs.length).keys()].some(i"
+        " => /500 .{0,3}500/.test(window.__notebook.content.widgets[1].model.outputs.get(i)"
+        ".data['text/html']))"
+    )
+    lab.page.wait_for_function(kept, timeout=WAIT_MS)
 
 
 @pytest.mark.parametrize("width", [1920, 1280, 760])

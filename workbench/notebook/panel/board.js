@@ -20,11 +20,10 @@ function make(tag, attrs = {}, ...kids) {
   return el;
 }
 function icon(name) {
-  const ns = "http://www.w3.org/2000/svg", svg = document.createElementNS(ns, "svg");
+  const ns = "http://www.w3.org/2000/svg", svg = document.createElementNS(ns, "svg"), path = svg.appendChild(document.createElementNS(ns, "path"));
   svg.setAttribute("viewBox", "0 0 16 16");
   svg.setAttribute("class", "wb-icon");
   svg.setAttribute("aria-hidden", "true");
-  const path = svg.appendChild(document.createElementNS(ns, "path"));
   path.setAttribute("d", ICONS[name]);
   path.setAttribute("fill-rule", "evenodd");
   return svg;
@@ -117,7 +116,7 @@ function render({ model, el }) {
   };
     const f = { loss: figure(t.loss_title), rate: figure(t.rate_title), time: figure(`${t.time_title} (ms)`, ["compute", "comm", "data", "other"]) };
   const rows = make("tbody"), list = make("ul"), noRows = make("p", {}, t.no_checkpoints), noList = make("p", {}, t.no_events);
-  const section = (title, ...kids) => make("section", { "aria-label": title }, make("div", { class: "wb-title" }, title), make("div", { class: "wb-scroll", tabindex: 0, role: "group", "aria-label": title }, ...kids));
+  const section = (title, ...kids) => make("section", { "aria-label": title }, make("div", { class: "wb-title" }, title), make("div", { class: "wb-scroll", tabindex: 0 }, ...kids));
   const veil = make("div", { class: "wb-veil", role: "alert" });
   const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, controls, make("div", { class: "wb-line" }, message, about),
     make("div", { class: "wb-figures" }, f.loss, f.rate, f.time),
@@ -171,13 +170,13 @@ function render({ model, el }) {
     for (const one of rows.querySelectorAll("button")) set(one, "aria-disabled", !may("restore"));
     const error = note.kind === "error" || (!busy && ["failed", "gone"].includes(s.state));
     message.className = `wb-message${error && (note.text || s.message) ? " wb-error" : ""}`;
-    put(message, note.text || s.pending || s.message || "");
+    put(message, note.text || (t[`busy_${s.pending}`] || s.pending).replace(" {what}", "") || s.message);
   }
   function lists() {
     if (changed("saved", s.checkpoints))
       rows.replaceChildren(...[...s.checkpoints].reverse().map((c) => {
         const restore = button("restore", t.restore), when = make("td", { class: "wb-when" });
-        restore.press = () => send("restore", { name: c.name });
+        restore.press = () => send("restore", { what: c.name });
         restore.setAttribute("aria-label", `${t.restore} ${c.name}`);
         when.time_s = c.time_s;
         return make("tr", {}, make("td", { class: "wb-name" }, c.name), make("td", {}, `${t.step} ${whole(c.step)}`), when,
@@ -236,7 +235,7 @@ function render({ model, el }) {
   const events = { "change:frame": framed, "change:beat": beaten, "change:note": beaten };
   for (const [name, act] of Object.entries(events)) model.on(name, act);
   let tries = 0;
-  const figures = () => load(model).then((draws) => { charts = draws; redraw(); }, (error) => put(f.loss.wait, `plotly.js: ${error}`));
+  const figures = () => load(model).then((it) => { charts = it; redraw(); }, (error) => put(f.loss.wait, `${error}`));
   const again = setInterval(() => (charts || ++tries > 40 ? clearInterval(again) : figures()), 16000);
   figures();
   theme();

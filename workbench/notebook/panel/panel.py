@@ -33,11 +33,10 @@ VERBS: dict[str, tuple[str, ...]] = {
     "step": (),
     "stop": (),
     "save": (),
-    "restore": ("name",),
+    "restore": ("what",),
     "switch": ("shard",),
 }
 FIGURES = "figures"
-AT_REST = ("finished", "stopped", "failed", "gone")
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -72,7 +71,8 @@ class Panel:
         self._lock = threading.Lock()
         self._display_id = uuid.uuid4().hex
         self._drawn = -1
-        self._rested = True
+        self._shown = False
+        self._kept: tuple[str, int] = ("", 0)
         self._asked = 0
         self._board = Board(page={"texts": self._texts, "big": big}, beat=time.time())
         self._board.hear_at_once()
@@ -90,6 +90,7 @@ class Panel:
         PUMP.remove(self)
         with self._lock:
             if not self.closed:
+                self._keep(self.run.snapshot())
                 self._board.on_msg(self._heard, remove=True)
                 self._board.close()
 
@@ -109,14 +110,17 @@ class Panel:
         version = self.run.version
         if version == self._drawn:
             return
-        self._drawn = version
         snapshot = self.run.snapshot()
         self._board.frame = frame(snapshot)
-        rested = snapshot["state"] in AT_REST
-        if rested and not self._rested:
-            # So that the saved notebook ends with the end, and not with an empty first picture.
-            update_display(self._bundle(snapshot), raw=True, display_id=self._display_id)
-        self._rested = rested
+        self._drawn = version
+        if (kept := _worth_keeping(snapshot)) != self._kept:
+            self._kept = kept
+            self._keep(snapshot)
+
+    def _keep(self, snapshot: Mapping[str, Any]) -> None:
+        # So that the saved notebook ends with the end, and not with an empty first picture.
+        if self._shown:
+            update_display(self._picture(snapshot), raw=True, display_id=self._display_id)
 
     def _heard(self, _widget: object, content: Mapping[str, Any], _buffers: object) -> None:
         # Comes in any thread; what is raised here would be seen by nobody.
@@ -161,30 +165,33 @@ class Panel:
         elif number == self._asked:
             self._board.note = {}
 
-    def _bundle(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
-        bundle: dict[str, Any] = {
-            "text/plain": as_text(snapshot),
-            "text/html": as_html(snapshot, self._texts),
-        }
-        if not self.closed:
-            bundle[WIDGET_VIEW] = {
-                "version_major": 2,
-                "version_minor": 0,
-                "model_id": self._board.model_id,
-            }
-        return bundle
+    def _view(self) -> dict[str, Any]:
+        if self.closed:
+            return {}
+        model = self._board.model_id
+        return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": model}}
+
+    def _picture(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
+        return {"text/html": as_html(snapshot, self._texts)}
 
     def _repr_mimebundle_(self, **_kwargs: Any) -> dict[str, Any]:
-        return self._bundle(self.run.snapshot())
+        snapshot = self.run.snapshot()
+        return {"text/plain": as_text(snapshot), **self._picture(snapshot), **self._view()}
 
     def _ipython_display_(self) -> None:
-        # With a display id the picture in the notebook file can be brought up to date later.
+        # Two outputs: JupyterLab shows no other form of a widget whose model is gone, and the
+        # picture can be brought up to date without touching the live view. Only one is seen.
         snapshot = self.run.snapshot()
-        self._rested = snapshot["state"] in AT_REST
-        display(self._bundle(snapshot), raw=True, display_id=self._display_id)
+        display({"text/plain": as_text(snapshot), **self._view()}, raw=True)
+        self._shown = True
+        display(self._picture(snapshot), raw=True, display_id=self._display_id)
 
     def __repr__(self) -> str:
         return as_text(self.run.snapshot())
+
+
+def _worth_keeping(snapshot: Mapping[str, Any]) -> tuple[str, int]:
+    return snapshot["state"], len(snapshot["checkpoints"])
 
 
 def _texts(lang: str) -> dict[str, str]:

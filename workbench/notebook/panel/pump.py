@@ -30,6 +30,7 @@ class Pump:
         self._changed = threading.Condition()
         self._shown: list[Shown] = []
         self._urgent = False
+        self._failing: set[int] = set()
         self._thread: threading.Thread | None = None
 
     def add(self, shown: Shown) -> None:
@@ -69,18 +70,21 @@ class Pump:
                 shown = list(self._shown)
                 self._urgent = False
             for one in shown:
-                _tick(one)
+                self._tick(one)
             due_s = time.monotonic() + PERIOD_S
             with self._changed:
                 while self._shown and not self._urgent and (left_s := due_s - time.monotonic()) > 0:
                     self._changed.wait(left_s)
 
-
-def _tick(shown: Shown) -> None:
-    try:
-        shown.tick()
-    except Exception:  # one panel's fault must not stop the others
-        log.warning("A panel could not be brought up to date.", exc_info=True)
+    def _tick(self, shown: Shown) -> None:
+        try:
+            shown.tick()
+        except Exception:  # one panel's fault must not stop the others; it is tried again
+            if id(shown) not in self._failing:
+                log.warning("A panel could not be brought up to date.", exc_info=True)
+            self._failing.add(id(shown))
+        else:
+            self._failing.discard(id(shown))
 
 
 PUMP = Pump()

@@ -16,6 +16,10 @@ from workbench.notebook.panel.formats import age, digits, percent, rate, size
 POINTS = 240
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 420, 150, 52, 10, 22
 BLUE, GREEN, GREY = "#2f86c4", "#009e73", "#8a8a8a"
+# In JupyterLab a widget without its model leaves a line of error above the picture.
+ALONE = (
+    ".jp-OutputArea-child:not(:has(.wb-panel)):has(+ .jp-OutputArea-child .wb-still){display:none}"
+)
 PARTS = (
     ("compute", "compute_ms", BLUE),
     ("comm", "comm_ms", "#e69f00"),
@@ -62,7 +66,11 @@ def as_html(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
         _checkpoints(snapshot["checkpoints"], texts),
         f'<div style="opacity:.7">{escape(texts["snapshot"])}</div>',
     ]
-    return f'<div style="font-family:sans-serif;font-size:14px">{"".join(parts)}</div>'
+    return (
+        f"<style>{ALONE}</style>"
+        '<div class="wb-still" style="font-family:sans-serif;font-size:14px">'
+        f"{''.join(parts)}</div>"
+    )
 
 
 def _steps(snapshot: Mapping[str, Any], between: str) -> str:

@@ -37,7 +37,7 @@ TEXTS = {
     "busy_step": "Taking one step.",
     "busy_stop": "Stopping after this step.",
     "busy_save": "Saving a checkpoint.",
-    "busy_restore": "Restoring {name}.",
+    "busy_restore": "Restoring {what}.",
     "busy_switch": "Switching at the next step boundary.",
     # figures
     "loss_title": "Loss",
@@ -64,6 +64,6 @@ TEXTS = {
     # out of touch
     "silent": "No word from the kernel.",
     "silent_more": "It was restarted, has ended, or is too busy to answer. "
-    "If this stays, run the cell again: the numbers below are old.",
+    "If this stays, run the cell again. The numbers shown are old.",
     "snapshot": "Still picture. Run the cell again for the live panel.",
 }

@@ -1,0 +1,213 @@
+"""The panel without a browser: what it sends, says, refuses and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from concurrent.futures import Future
+from xml.etree import ElementTree
+
+import pytest
+from ipywidgets.widgets import widget
+
+from tests.browser.panel_run import StandIn
+from workbench.errors import InputError
+from workbench.notebook.panel import Panel, formats
+from workbench.notebook.panel.board import Board, plotly_js
+from workbench.notebook.panel.frame import frame
+from workbench.notebook.panel.still import as_html, as_text
+from workbench.notebook.panel.texts import en
+
+ESM_LIMIT_BYTES = 12 * 1024
+WAIT_S = 10
+
+
+@pytest.fixture
+def run():
+    run = StandIn(step=137)
+    run.change(state="running")
+    return run
+
+
+@pytest.fixture
+def panel(run):
+    panel = Panel(run)
+    yield panel
+    panel.close()
+
+
+def drawn(panel: Panel, name: str, wanted) -> None:
+    """Wait for a trait of the panel's widget; fails after some seconds."""
+    seen = threading.Event()
+    board = panel._board
+    board.observe(lambda change: seen.set() if wanted(change.new) else None, name)
+    assert wanted(getattr(board, name)) or seen.wait(WAIT_S)
+
+
+def say(panel: Panel, **message) -> None:
+    """What the page would send, from another thread."""
+    heard = panel._board._msg_callbacks
+    thread = threading.Thread(target=heard, args=(panel._board, message, []))
+    thread.start()
+    thread.join()
+
+
+def test_a_frame_is_the_snapshot(run):
+    run.change(loss=math.nan, comm=math.inf)
+    seen = json.loads(frame(run.snapshot()))
+    assert (seen["step"], seen["loss"], seen["comm"]) == (137, None, None)
+    assert len(seen["curve"]["loss"]) == 137
+    assert seen["allowed"] == run.snapshot()["allowed"]
+
+
+def test_a_frame_of_a_long_run_stays_small():
+    run = StandIn(step=600, goal=600)
+    for number in range(200):
+        run.tell("info", f"event {number} " + "x" * 80)
+    assert len(frame(run.snapshot())) < 32_000
+
+
+def test_the_newest_frame_follows_the_run(run, panel):
+    run.advance(3)
+    drawn(panel, "frame", lambda seen: json.loads(seen)["step"] == 140)
+
+
+def test_a_beat_comes_though_nothing_changes(panel):
+    first = panel._board.beat
+    drawn(panel, "beat", lambda now: now > first + 0.9)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"verb": "pause"}, ("pause", {})),
+        ({"verb": "save", "args": {"path": "/etc/passwd"}}, ("save", {})),
+        ({"verb": "switch", "args": {"shard": True}}, ("switch", {"shard": True})),
+    ],
+)
+def test_what_is_pressed_reaches_the_run(run, panel, said, told):
+    version = run.version
+    say(panel, **said)
+    drawn(panel, "frame", lambda _: run.version > version)
+    assert run.commands == [told]
+
+
+def test_what_no_button_says_is_not_passed_on(run, panel):
+    say(panel, verb="__init__")
+    say(panel, verb="pause")
+    drawn(panel, "frame", lambda seen: json.loads(seen)["state"] == "paused")
+    assert run.commands == [("pause", {})]
+
+
+def test_a_refusal_is_shown_with_its_reason(run, panel):
+    say(panel, verb="resume")
+    drawn(panel, "note", lambda note: note.get("kind") == "error")
+    assert panel._board.note["text"] == "resume does not fit a run that is running."
+
+
+def test_a_command_under_way_is_shown_until_it_is_done(run, panel):
+    later: Future = Future()
+    run.ask = lambda verb, **more: later
+    say(panel, verb="restore", args={"what": "step-120"})
+    drawn(panel, "note", lambda note: note.get("text") == "Restoring step-120.")
+    later.set_result(None)
+    drawn(panel, "note", lambda note: note == {})
+
+
+def test_a_snapshot_that_cannot_be_had_stops_no_other_panel(run, panel, caplog):
+    broken = StandIn(step=3)
+    other = Panel(broken)
+    try:
+        broken.snapshot = None
+        broken.version += 1
+        run.advance(1)
+        drawn(panel, "frame", lambda seen: json.loads(seen)["step"] == 138)
+    finally:
+        other.run = run
+        other.close()
+
+
+def test_a_hundred_closed_panels_leave_nothing(run):
+    widgets, threads = len(widget._instances), threading.active_count()
+    for _ in range(100):
+        panel = Panel(run)
+        panel.close()
+        panel.close()
+    assert len(widget._instances) == widgets
+    assert threading.active_count() == threads
+    assert run.snapshot()["state"] == "running"
+
+
+def test_one_thread_for_all_panels(run):
+    before = threading.active_count()
+    panels = [Panel(run) for _ in range(5)]
+    assert threading.active_count() == before + 1
+    for panel in panels:
+        panel.close()
+    assert threading.active_count() == before
+
+
+def test_a_language_that_is_not_there_names_those_that_are(run):
+    with pytest.raises(InputError, match=r"No language named 'enn'\. Did you mean 'en'\?"):
+        Panel(run, lang="enn")
+
+
+def test_plain_text_is_four_lines(run):
+    run.ask("save")
+    lines = as_text(run.snapshot()).splitlines()
+    assert lines == [
+        "digits-3: running, step 137 of 500, replicated on 4 of 4 ranks",
+        "loss 0.7461",
+        "2,596 samples/s, 12 % of a step in communication",
+        "1 checkpoint, last step-137 (123 KB)",
+    ]
+
+
+@pytest.mark.parametrize("step", [0, 1, 137, 500])
+def test_the_picture_is_whole_and_without_script(step):
+    run = StandIn(step=step)
+    run.change(message="<script>alert(1)</script> & 'so'")
+    html = as_html(run.snapshot(), en.TEXTS)
+    ElementTree.fromstring(f"<div>{html}</div>")
+    assert "<script" not in html
+    assert html.count("<polyline") == (2 if step else 0)
+
+
+def test_the_bundle_has_a_form_for_every_reader(panel):
+    bundle = panel._repr_mimebundle_()
+    assert set(bundle) == {
+        "text/plain",
+        "text/html",
+        "application/vnd.jupyter.widget-view+json",
+    }
+    panel.close()
+    assert set(panel._repr_mimebundle_()) == {"text/plain", "text/html"}
+
+
+def test_the_script_of_a_panel_is_small():
+    assert len(Board._esm.encode()) < ESM_LIMIT_BYTES
+    assert len(plotly_js()) < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        (formats.digits(0.31), "0.3100"),
+        (formats.digits(None), "-"),
+        (formats.digits(12345.0), "1.234e+04"),
+        (formats.rate(2616.0, "samples/s"), "2,616 samples/s"),
+        (formats.rate(3.254, "tokens/s"), "3.25 tokens/s"),
+        (formats.percent(0.12), "12 %"),
+        (formats.percent(0.004), "0.4 %"),
+        (formats.size(999), "999 B"),
+        (formats.size(123456), "123 KB"),
+        (formats.size(1234567), "1.2 MB"),
+        (formats.size(40 * 10**9), "40 GB"),
+        (formats.age(12.7, en.TEXTS), "12 s ago"),
+        (formats.age(3 * 60, en.TEXTS), "3 min ago"),
+        (formats.age(2 * 86400, en.TEXTS), "2 d ago"),
+    ],
+)
+def test_numbers_read_well(said, wanted):
+    assert said == wanted
