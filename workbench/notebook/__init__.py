@@ -1,0 +1,1 @@
+"""The notebook's face: magics, panel, completion. Nothing imports it but the notebook."""

@@ -1,0 +1,83 @@
+"""The line of a magic: read by its options, help on -h, one sentence for what does not fit."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import argument, parse_argstring
+
+from workbench.errors import WorkbenchError
+from workbench.spec.near import unknown
+
+
+def from_line(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a magic take its options, read, instead of the line; the innermost decorator.
+
+    They have `silent`, too: the line ended with a semicolon, so nothing is to be shown.
+    """
+
+    @functools.wraps(method)
+    def magic(self: Any, line: str, cell: str | None = None) -> Any:
+        text = line.rstrip()
+        silent = text.endswith(";")
+        text = text.rstrip("; \t")
+        if {"-h", "--help"} & set(text.split()):
+            print(magic.__doc__)  # noqa: T201 - what was asked for
+            return None
+        options = _read(magic, text)
+        options.silent = silent
+        try:
+            return method(self, options) if cell is None else method(self, options, cell)
+        except KeyboardInterrupt:
+            raise WorkbenchError(
+                f"%{method.__name__} was interrupted. %dist_status shows what there is."
+            ) from None
+
+    return argument("-h", "--help", action="store_true", help="print this")(magic)
+
+
+def _read(magic: Any, text: str) -> argparse.Namespace:
+    try:
+        options, rest = parse_argstring(magic, _without_comment(text), partial=True)
+    except UsageError as error:
+        raise UsageError(f"%{magic.__name__}: {error}") from None
+    if not rest:
+        return options
+    first = rest[0].partition("=")[0]
+    if first.startswith("-"):
+        known = [name for action in magic.parser._actions for name in action.option_strings]
+        raise UsageError(f"%{magic.__name__}: {unknown('option', first, known)}")
+    raise UsageError(
+        f"%{magic.__name__} takes no {rest[0]!r}. %{magic.__name__}? says what it takes."
+    )
+
+
+def _without_comment(text: str) -> str:
+    """A cell's line may end as a line of Python may: `%dist_start -n 4  # four`."""
+    return text if text.startswith("#") else f" {text}".partition(" #")[0].strip()
+
+
+def whole(text: str) -> int:
+    """A whole number; the driver says which are allowed."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def number(text: str) -> float:
+    """A number; the driver says which are allowed."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+
+
+def word(text: str) -> str:
+    """Text, without the quotes that hold blanks together."""
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if quoted else text

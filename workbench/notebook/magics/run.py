@@ -1,0 +1,160 @@
+"""%dist_pause, %dist_resume, %dist_step, %dist_save, %dist_restore, ...: the training there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from IPython.core.magic import line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from workbench.driver import current, runs
+from workbench.driver.checkpoints import LAST
+from workbench.driver.training import DIRECTORY
+from workbench.notebook import show
+from workbench.notebook.line import from_line, whole, word
+from workbench.notebook.magics import Commands
+
+
+@magics_class
+class RunMagics(Commands):
+    """Commands to the training; each acts between two steps."""
+
+    def _told(self, run: Any, options: Any) -> Any:
+        return self.shown.say(run, show.line(run), silent=options.silent)
+
+    @magic_arguments()
+    @line_magic
+    @from_line
+    def dist_pause(self, options: Any) -> Any:
+        """Pause the training after the step under way.
+
+        Example::
+
+            %dist_pause
+
+        Returns the run. In Python: ``run.pause()``
+        """
+        run = current.run()
+        run.pause()
+        return self._told(run, options)
+
+    @magic_arguments()
+    @argument(
+        "--steps",
+        type=whole,
+        metavar="N",
+        help="so many further; default to the goal, or 100 past it",
+    )
+    @line_magic
+    @from_line
+    def dist_resume(self, options: Any) -> Any:
+        """Go on with the training.
+
+        Example::
+
+            %dist_resume --steps 200
+
+        Returns the run. In Python: ``run.resume(steps=200)``
+        """
+        run = current.run()
+        run.resume(options.steps)
+        return self._told(run, options)
+
+    @magic_arguments()
+    @argument("steps", nargs="?", type=whole, default=1, metavar="N", help="steps to take (1)")
+    @line_magic
+    @from_line
+    def dist_step(self, options: Any) -> Any:
+        """Take exactly so many steps, then pause.
+
+        Example::
+
+            %dist_step 5
+
+        Returns the run. In Python: ``run.step(5)``
+        """
+        run = current.run()
+        run.step(options.steps)
+        return self._told(run, options)
+
+    @magic_arguments()
+    @argument("name", nargs="?", type=word, help="of the checkpoint (step-<n>)")
+    @line_magic
+    @from_line
+    def dist_save(self, options: Any) -> Any:
+        """Write a checkpoint, whole or not at all; the training goes on.
+
+        Example::
+
+            %dist_save before-lunch
+
+        Returns the name. In Python: ``run.save("before-lunch")``
+        """
+        run = current.run()
+        name = run.save(options.name)
+        entry = next(entry for entry in run.checkpoints() if entry["name"] == name)
+        return self.shown.skip(show.saved(entry), silent=options.silent)
+
+    @magic_arguments()
+    @argument(
+        "checkpoint",
+        nargs="?",
+        type=word,
+        default=LAST,
+        help="name, RUN/NAME, step, path, or last (last)",
+    )
+    @line_magic
+    @from_line
+    def dist_restore(self, options: Any) -> Any:
+        """Go back to a checkpoint, however many ranks wrote it.
+
+        Example::
+
+            %dist_restore step-120
+
+        Returns the run. In Python: ``run.restore("step-120")``
+        """
+        run = current.run()
+        run.restore(options.checkpoint)
+        return self._told(run, options)
+
+    @magic_arguments()
+    @argument("--dir", type=word, help="folder of runs (that of this run, else runs)")
+    @line_magic
+    @from_line
+    def dist_checkpoints(self, options: Any) -> Any:
+        """The checkpoints of this run and of the other runs in its folder, the newest last.
+
+        Example::
+
+            %dist_checkpoints --dir runs
+
+        Returns a list of dicts, shown as a table.
+        In Python: ``run.checkpoints()``, ``workbench.driver.runs.list_in("runs")``
+        """
+        found = current.all_engines()
+        run = found[-1].run if found else None
+        root = Path(options.dir or (run.directory.parent if run else DIRECTORY))
+        own = run.name if run and root.resolve() == run.directory.parent else None
+        table = show.checkpoints(runs.list_in(root), str(root), own)
+        return self.shown.skip(table, silent=options.silent)
+
+    @magic_arguments()
+    @argument("--big", action="store_true", help="for a projector")
+    @argument("--lang", type=word, default="en", help="language of the panel (en)")
+    @line_magic
+    @from_line
+    def dist_panel(self, options: Any) -> Any:
+        """Show the panel again; there may be as many as you like.
+
+        Example::
+
+            %dist_panel --big
+
+        Returns the panel. In Python: ``workbench.notebook.panel.Panel(run, big=True)``
+        """
+        from workbench.notebook.panel import Panel
+
+        panel = Panel(current.run(), big=options.big, lang=options.lang)
+        return self.shown.skip(panel, silent=options.silent)

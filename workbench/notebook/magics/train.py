@@ -1,0 +1,99 @@
+"""%dist_train and %%dist_train: begin a training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.magic import line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from workbench.driver import current
+from workbench.errors import RunError
+from workbench.notebook.line import from_line, number, whole, word
+from workbench.notebook.magics import Commands
+from workbench.spec.options import PRECISIONS, TrainOptions
+from workbench.spec.strategy import STRATEGIES
+
+# Options that are called otherwise in Python.
+NAMES = {"dir": "directory"}
+OWN = ("recipe", "wait", "help", "silent")
+
+
+@magics_class
+class TrainMagics(Commands):
+    """Begin a training."""
+
+    @magic_arguments()
+    @argument(
+        "recipe",
+        nargs="?",
+        type=word,
+        help="a built-in recipe; below %%dist_train the class to take",
+    )
+    @argument(
+        "-s",
+        "--strategy",
+        type=word,
+        help=f"how it is spread over ranks: {', '.join(STRATEGIES)} (data)",
+    )
+    @argument(
+        "--shard",
+        action="store_true",
+        default=None,
+        help="each rank keeps a shard of the state (FSDP2)",
+    )
+    @argument("--steps", type=whole, help=f"optimizer steps ({TrainOptions.steps})")
+    @argument("-b", "--batch", type=whole, help="samples in the global batch")
+    @argument("--seed", type=whole, help="of parameters and data order")
+    @argument("--accumulate", type=whole, metavar="N", help="microbatches in one step (1)")
+    @argument("--clip", type=number, metavar="NORM", help="largest global gradient norm")
+    @argument("--precision", type=word, help=f"{' or '.join(PRECISIONS)} ({PRECISIONS[0]})")
+    @argument(
+        "--bf16",
+        dest="precision",
+        action="store_const",
+        const="bf16",
+        help="same as --precision bf16",
+    )
+    @argument("--size", type=word, help="for recipes that have sizes, e.g. small")
+    @argument("--save-every", type=whole, metavar="N", help="save by itself every N steps")
+    @argument("--dir", type=word, help="where the run's folder is made (runs)")
+    @argument(
+        "--restore",
+        type=word,
+        metavar="CHECKPOINT",
+        help="begin from a checkpoint: RUN/NAME, last, path",
+    )
+    @argument("--wait", action="store_true", help="until it is finished; an interrupt pauses it")
+    @line_cell_magic
+    @from_line
+    def dist_train(self, options: Any, cell: str | None = None) -> Any:
+        """Begin a training and show its panel; the cell returns while it trains.
+
+        Example::
+
+            %dist_train digits --strategy data --steps 500
+
+        The same for the recipe that the cell defines: model(), data(), loss(output, target).
+
+        Example::
+
+            %%dist_train --steps 300
+            ...
+
+        Returns the run. An interrupt of --wait pauses the training after the step under way.
+        In Python: ``run = engines.train("digits", steps=500)``, ``engines.train(cell=text)``
+        """
+        how = {
+            NAMES.get(name, name): value
+            for name, value in vars(options).items()
+            if value is not None and name not in OWN
+        }
+        if cell is not None:
+            # So that line numbers are those of the editor, which counts the line of the magic.
+            how["cell"] = f"\n{cell}"
+        run = current.engines().train(options.recipe, **how)
+        self.shown.display(run, silent=options.silent)
+        if options.wait and run.wait()["state"] in ("failed", "gone"):
+            raise RunError(run.message)
+        return run
