@@ -23,7 +23,7 @@ from workbench.driver.echo import Echo, named
 from workbench.driver.launchers import Launched, local
 from workbench.driver.session import LEASE_S, Session
 from workbench.errors import EnginesError, InputError, StartError, WorldLostError
-from workbench.spec.placement import Place, place
+from workbench.spec.placement import Place, check_number, place
 from workbench.spec.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -266,6 +266,8 @@ def start(
     timeouts = Timeouts(timeout)
     if lease is not None and not lease > 0:
         raise InputError(f"lease={lease!r}: use seconds > 0.")
+    if n is not None:
+        check_number(n)  # before anything is waited for
     held = session or sessions.current()
     places = place(n, held.devices(), num_cores(), use_cpu=cpu)
     lease_s = 10.0**9 if lease is None else lease

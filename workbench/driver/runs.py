@@ -43,9 +43,7 @@ def find(root: str | Path, text: str | int = checkpoints.LAST, *, run: str | Non
     if not known:
         raise CheckpointError(f"No checkpoint of any run in {root} yet. Save one first.")
     fitting = [
-        entry
-        for entry in known
-        if text in (checkpoints.LAST, entry["name"], str(entry["step"]))
+        entry for entry in known if text in (checkpoints.LAST, entry["name"], str(entry["step"]))
     ]
     if not fitting:
         names = [f"{entry['run']}/{entry['name']}" for entry in known]

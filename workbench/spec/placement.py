@@ -40,6 +40,13 @@ class Place:
     environment: dict[str, str]
 
 
+def check_number(num_ranks: object) -> None:
+    """Raise InputError for a number of ranks that is none, whatever the devices."""
+    is_whole = isinstance(num_ranks, int) and not isinstance(num_ranks, bool)
+    if not is_whole or not 1 <= num_ranks <= MAX_RANKS:
+        raise InputError(f"n={num_ranks!r}: use a number of ranks from 1 to {MAX_RANKS}.")
+
+
 def place(num_ranks: int | None, devices: Devices, cores: int, *, use_cpu: bool = False) -> list[Place]:
     """One place a rank; num_ranks None means one a device, or one a core up to 4.
 
@@ -48,8 +55,7 @@ def place(num_ranks: int | None, devices: Devices, cores: int, *, use_cpu: bool 
     on_cpu = use_cpu or not devices.ids
     if num_ranks is None:
         num_ranks = min(cores, 4) if on_cpu else len(devices.ids)
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or not 1 <= num_ranks <= MAX_RANKS:
-        raise InputError(f"n={num_ranks!r}: use a number of ranks from 1 to {MAX_RANKS}.")
+    check_number(num_ranks)
     if not on_cpu and num_ranks > len(devices.ids):
         shown = ", ".join(f"rank {r} -> {devices.kind} {d}" for r, d in enumerate(devices.ids))
         raise StartError(
