@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -25,7 +27,7 @@ def children() -> list[psutil.Process]:
 def test_start_returns_when_all_ranks_have_met(clusters):
     engines = clusters(3)
     assert [row["rank"] for row in engines.status()] == [0, 1, 2]
-    assert engines.run_cell(SUM, out=open(os.devnull, "w")).values == dict.fromkeys(range(3), "3")
+    assert engines.run_cell(SUM, out=io.StringIO()).values == dict.fromkeys(range(3), "3")
 
 
 def test_threads_are_capped_to_cores_over_ranks(clusters):
@@ -38,7 +40,7 @@ def test_ten_stops_and_starts_leave_nothing(clusters):
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(10):
         engines = start(2)
-        assert engines.run_cell(SUM, out=open(os.devnull, "w")).values[0] == "2"
+        assert engines.run_cell(SUM, out=io.StringIO()).values[0] == "2"
         directory = engines.directory
         engines.stop()
         assert not children()
@@ -51,7 +53,7 @@ def test_two_clusters_live_side_by_side(clusters):
     try:
         assert len({row["pid"] for engines in (one, two) for row in engines.status()}) == 4
         for engines in (one, two):
-            assert engines.run_cell(SUM, out=open(os.devnull, "w")).values[1] == "2"
+            assert engines.run_cell(SUM, out=io.StringIO()).values[1] == "2"
     finally:
         one.stop()
         two.stop()
@@ -89,14 +91,39 @@ def test_a_killed_rank_is_named_and_its_calls_end(clusters):
     assert not children()
 
 
-def test_a_rank_that_does_not_come_is_named_with_its_log(clusters, monkeypatch):
+def test_a_rank_that_does_not_come_is_named_with_its_log(clusters):
     clusters.stop()
-    # ipengine reads this at its start, and ends.
-    monkeypatch.setenv("IPP_CONNECTION_FILE", "/nowhere/at/all.json")
-    with pytest.raises(StartError, match=r"did not come.*[Ll]og: (\S+)") as caught:
-        start(2, timeout=6)
-    log = str(caught.value).split("og: ")[1].split()[0].rstrip(".")
+    session.current().devices()
+
+    def kill_second_engine() -> None:
+        while len(found := sorted(children(), key=lambda child: child.pid)) < 3:
+            time.sleep(0.001)
+        found[2].kill()  # the controller came first
+
+    killer = threading.Thread(target=kill_second_engine)
+    killer.start()
+    with pytest.raises(StartError, match="Rank 1 of 2 did not come: killed by SIGKILL") as caught:
+        start(2, timeout=20)
+    killer.join()
+    log = str(caught.value).split("Log: ")[1].split()[0].rstrip(".")
     assert os.path.exists(log)
+    assert not children()
+
+
+def test_an_interrupted_start_leaves_nothing(clusters):
+    clusters.stop()
+    session.current().devices()
+
+    def interrupt() -> None:
+        while len(children()) < 2:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        start(4)
+    interrupter.join()
     assert not children()
 
 
@@ -108,7 +135,7 @@ def test_fifty_rebuilds_of_the_world_leave_nothing(clusters):
             "[len(os.listdir('/proc/self/fd')), psutil.Process().num_threads(), "
             "len(dist.distributed_c10d._world.pg_map), psutil.Process().memory_info().rss // 2**20]"
         )
-        silent = {"out": open(os.devnull, "w")}
+        silent = {"out": io.StringIO()}
         for _ in range(5):
             engines.rejoin()
         before = eval(engines.run_cell(look, **silent).values[0])
@@ -125,7 +152,7 @@ def test_fifty_rebuilds_of_the_world_leave_nothing(clusters):
 
 def test_a_collective_that_hangs_is_freed_and_variables_stay(clusters):
     engines = clusters(2)
-    silent = {"out": open(os.devnull, "w")}
+    silent = {"out": io.StringIO()}
     engines.run_cell("kept = 42", **silent)
     pending = engines.submit("run_cell", "dist.barrier()", 90, ranks=[0])
     time.sleep(0.3)

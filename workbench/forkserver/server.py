@@ -31,6 +31,7 @@ from pathlib import Path
 from workbench.forkserver import children
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 IDLE_LEASE_S = 2.0
 
 
@@ -60,6 +61,8 @@ class Server:
         """Import everything, then serve; returns when the lease is over or a client says end."""
         for name in children.PRELOAD:
             importlib.import_module(name)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of children come here
         gc.collect()
         gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -134,11 +137,18 @@ class Server:
         self._reap()
 
     def _reap(self) -> None:
-        for pid, tag in list(self.children.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if not done:
-                continue
-            del self.children[pid]
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            tag = self.children.pop(pid, None)
+            if tag is None:
+                continue  # the orphan of a child
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # what it left behind, such as data loaders
             exit_code = os.waitstatus_to_exitcode(status)
             for client in list(self.clients):
                 self._send(client, {"event": "exit", "pid": pid, "tag": tag, "code": exit_code})
@@ -183,8 +193,10 @@ class Server:
         chosen = {pid for pid, tag in self.children.items() if tags is None or tag in tags}
         # An engine has nothing to save at its end; the controller only its own files, which the
         # client removes with the session's directory. So there is nothing to wait for.
+        # Each child leads a group of its own: what it forked itself goes with it.
         for pid in chosen:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
         while chosen & self.children.keys():
             self._reap()
             time.sleep(0.001)

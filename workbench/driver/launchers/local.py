@@ -113,6 +113,8 @@ def controller_args() -> list[str]:
         f"--HeartMonitor.period={HEARTBEAT_MS}",
         f"--HeartMonitor.max_heartmonitor_misses={MISSES}",
         "--IPController.db_class=NoDB",
+        # Schedulers as threads of one process rather than eight more of them.
+        "--IPController.use_threads=True",
     ]
 
 
