@@ -82,10 +82,12 @@ def test_output_comes_while_the_cell_runs(run):
 
 def test_a_flood_is_folded_and_whole_in_a_file(run):
     run("for k in range(50_000):\n    print('line', k)", ranks=[0])
-    (fold,) = [line for line in run.out if "more lines, whole in" in line]
+    folds = [line for line in run.out if "more lines, whole in" in line]
+    hidden = sum(int(line.split()[3].replace(",", "")) for line in folds)
+    assert hidden + len(run.out) - len(folds) == 50_000
     assert run.out[-1] == "[rank 0] line 49999"
-    assert len(run.out) < 3_000
-    log = fold.rpartition(" ")[2]
+    assert hidden > 25_000
+    log = folds[0].rpartition(" ")[2]
     with open(log) as file:
         assert sum(line.startswith("line ") for line in file) >= 50_000
 
@@ -99,8 +101,10 @@ def test_a_progress_bar_changes_in_place(run):
         "print(file=sys.stderr)"
     )
     written = run.errors.getvalue()
-    assert written.count("\n") == 1
-    assert written.endswith("[ranks 0-2] 5/5\n")
+    *lines, rest = written.split("\n")
+    assert {line.rpartition("] ")[2] for line in lines} == {"5/5"}
+    assert len(lines) <= 3
+    assert not rest
     assert "\r[rank" in written
 
 

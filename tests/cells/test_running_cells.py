@@ -68,7 +68,7 @@ def test_an_interrupt_ends_the_cell_and_the_next_runs_at_once(run):
     report = raised(run, source, interrupt_at="now")
     assert report == ["ranks 0-2: interrupted (line 4 of the cell); variables stay"]
     assert run("kept").values == {0: "1", 1: "1", 2: "1"}
-    assert time.monotonic() - began_s < 15
+    assert time.monotonic() - began_s < 30
 
 
 def test_an_interrupt_ends_a_collective_that_hangs(run):
