@@ -70,7 +70,7 @@ def names_in(root):
 def test_what_was_saved_is_restored_bit_equal_at_another_size_and_layout(tmp_path, optimizer_steps):
     path = tmp_path / "a"
     expected = ranks(2, _saved_after, tmp_path, optimizer_steps)[0]
-    for num, shard in [(3, True), (2, True), (1, False)]:
+    for num, shard in [(3, True), (1, False)]:
         for found, meta in ranks(num, _loaded, path, shard):
             assert same(expected, found)
             assert meta["metrics"] == {"loss": 0.5}

@@ -113,8 +113,7 @@ def _moved(rank, optimizer):
     return there, same(whole_state(*plain), whole_state(*again)), held
 
 
-@pytest.mark.parametrize("num", [2, 3])
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize(("num", "optimizer"), [(2, "momentum"), (3, "adamw")])
 def test_replicated_to_sharded_and_back_is_bit_equal(num, optimizer):
     results = ranks(num, _moved, optimizer)
     assert all(there and back for there, back, _ in results)
