@@ -135,7 +135,7 @@ def test_a_kernel_that_is_gone_greys_the_panel_and_leaves_a_picture(lab: Lab):
 
 
 def test_the_notebook_keeps_a_picture_of_the_end(lab: Lab):
-    shown(lab, ("panel", "run.advance(400)"))
+    shown(lab, ("panel", "run.advance(363)"))
     assert lab.run(2)
     wait_for(lab, ".wb-pill", "Finished")
     kept = (
