@@ -67,8 +67,8 @@ test: lint
 
 bench: $(READY)
 	@[ -f "benchmarks/$(B).py" ] || { echo "make bench B=NAME, one of:" \
-		$$(cd benchmarks && ls *.py | sed 's/\.py$$//'); exit 2; }
-	@$(BIN)/python benchmarks/$(B).py
+		$$(cd benchmarks && grep -l __main__ *.py | sed 's/\.py$$//'); exit 2; }
+	@$(BIN)/python -m benchmarks.$(B)
 
 clean:
 	rm -rf .venv

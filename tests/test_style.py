@@ -78,6 +78,18 @@ def test_links_lead_somewhere(page: Path):
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
+def test_the_readme_has_every_magic():
+    folder = PACKAGE / "notebook" / "magics"
+    names = [
+        name
+        for path in folder.glob("*.py")
+        for name in re.findall(r"^    def (dist\w*)\(self", path.read_text(), re.M)
+    ]
+    readme = (REPOSITORY / "README.md").read_text()
+    assert len(names) > 10
+    assert [name for name in names if f"| `%{name}" not in readme.replace("%%", "%")] == []
+
+
 @pytest.mark.parametrize("registry", REGISTRIES)
 def test_every_file_of_a_registry_says_what_it_is(registry: str):
     files = [path for path in (PACKAGE / registry).glob("*.py")]
