@@ -10,7 +10,7 @@ const ICONS = {
   save: "M2 2h9l3 3v9H2zM5 3v3h5V3zM4 9v4h8V9z",
   warn: "M8 1l7 13H1zM7 6v4h2V6zM7 11v2h2v-2z",
 };
-ICONS.gone = ICONS.failed;
+ICONS.gone = ICONS.stopped;
 const SILENT_MS = 3000, CHARTS_MS = 350, NONE = "\u2013";
 
 function make(tag, attrs = {}, ...kids) {
@@ -140,7 +140,7 @@ function render({ model, el }) {
     put(nums.throughput.u, ` ${s.unit}`);
     put(nums.communication.v, share(s.comm));
     put(nums.ranks.v, `${s.alive} / ${s.ranks}`);
-    const lost = s.alive < s.ranks;
+    const lost = s.alive < s.ranks && s.state !== "gone";
     if (changed("lost", lost)) {
       nums.ranks.classList.toggle("wb-lost", lost);
       nums.ranks.u.replaceChildren(...(lost ? [icon("warn")] : []));
@@ -168,7 +168,7 @@ function render({ model, el }) {
       set(one, "aria-disabled", !may("switch"));
     });
     for (const one of rows.querySelectorAll("button")) set(one, "aria-disabled", !may("restore"));
-    const error = note.kind === "error" || (!busy && ["failed", "gone"].includes(s.state));
+    const error = note.kind === "error" || (!busy && s.state === "failed");
     message.className = `wb-message${error && (note.text || s.message) ? " wb-error" : ""}`;
     put(message, note.text || (t[`busy_${s.pending}`] || s.pending).replace(" {what}", "") || s.message);
   }

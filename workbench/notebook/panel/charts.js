@@ -14,7 +14,7 @@ export default function charts(root, body, f, s, t, say) {
   const draw = (fig, data, x, y, more = {}) => {
     const width = fig.plot.clientWidth, height = fig.plot.clientHeight;
     fig.wait.hidden = true;
-    Plotly.react(fig.plot, data, { width, height, margin: { l: em(3.6), r: em(1.2), t: em(1.6), b: em(height > 11 * px ? 2.9 : 1.7) }, showlegend: false,
+    Plotly.react(fig.plot, data, { width, height, margin: { l: em(3.6), r: em(2), t: em(1.6), b: em(height > 11 * px ? 2.9 : 1.7) }, showlegend: false,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family, size: em(0.9), color: ink }, dragmode: false, hovermode: "x",
       hoverlabel: { font: { family, size: em(0.9) } }, xaxis: axis({ title: height > 11 * px ? { text: x.name, standoff: em(0.4) } : undefined, showgrid: false, ...x }),
       yaxis: axis({ nticks: Math.max(3, Math.floor(height / (2.6 * px))), ...y }), uirevision: 1, ...more }, { displayModeBar: false, responsive: false });
@@ -23,7 +23,7 @@ export default function charts(root, body, f, s, t, say) {
   const steps = s.curve.step || [], last = steps[steps.length - 1] ?? 0, end = reach(last, s.goal);
   const line = (fig, name, key, y, unit) => {
     const values = s.curve[key] || [], any = values.some((v) => v != null), few = steps.length < 12;
-    const plotted = fig.plot.clientWidth - em(4.8), marks = any ? s.marks.filter((m) => m.step <= end) : [], labels = [];
+    const plotted = fig.plot.clientWidth - em(5.6), marks = any ? s.marks.filter((m) => m.step <= end) : [], labels = [];
     let free = Infinity;
     for (let i = marks.length - 1; i > 0; i--)
       if (marks[i].step === marks[i - 1].step) marks.splice(i - 1, 2, { step: marks[i].step, label: `${marks[i - 1].label}, ${marks[i].label}` });
