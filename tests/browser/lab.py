@@ -183,8 +183,10 @@ def serve(root: Path, *, theme: str = "JupyterLab Light") -> Iterator[Server]:
         )
     try:
         server = Server(_wait_for_url(process, private), root, private)
-        yield server
-        server.end_kernels()
+        try:
+            yield server
+        finally:
+            server.end_kernels()
     finally:
         _end(process)
         shutil.rmtree(private, ignore_errors=True)
