@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.notebook.panel.formats import age, digits, percent, rate, size
+from workbench.notebook.panel.formats import digits, percent, rate, size
 
 POINTS = 240
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 420, 150, 52, 10, 22
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 420, 160, 52, 20, 22
+WHEN = "%Y-%m-%d %H:%M"  # an age would not grow in a picture
 BLUE, GREEN, GREY = "#2f86c4", "#009e73", "#8a8a8a"
 # In JupyterLab a widget without its model leaves a line of error above the picture.
 ALONE = (
@@ -123,9 +124,15 @@ def _line(steps: Sequence[int], values: Sequence[float | None], colour: str, *, 
         f"{LEFT + (x - first) * across:.1f},{TOP + (high - y) * down:.1f}" for x, y in known
     )
     return (
-        _frame(digits(high, 3), digits(low, 3) if low else "0", f"{first:,}", f"{last:,}")
+        _frame(_tick(high), _tick(low), f"{first:,}", f"{last:,}")
         + f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
     )
+
+
+def _tick(value: float) -> str:
+    if not value:
+        return "0"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else digits(value, 3)
 
 
 def _frame(high: str, low: str, first: str, last: str) -> str:
@@ -145,7 +152,7 @@ def _bars(by_rank: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str
     if not totals or max(totals) <= 0:
         return _empty()
     bottom, room = HEIGHT - BOTTOM, WIDTH - LEFT - 8
-    down, pitch = (bottom - TOP - 16) / max(totals), room / len(by_rank)
+    down, pitch = (bottom - TOP - 8) / max(totals), room / len(by_rank)
     out = [_frame("", "0", "", "")]
     for place, row in enumerate(by_rank):
         x, y = LEFT + pitch * (place + 0.15), float(bottom)
@@ -162,8 +169,8 @@ def _bars(by_rank: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str
                 f'<text x="{middle:.1f}" y="{bottom + 15}" text-anchor="middle">'
                 f"{row['rank']}</text>"
             )
-    high = digits(max(totals), 3)
-    out.append(f'<text x="{LEFT - 6}" y="{TOP + 20}" text-anchor="end">{high}</text>')
+    high = _tick(max(totals))
+    out.append(f'<text x="{LEFT - 6}" y="{TOP + 12}" text-anchor="end">{high}</text>')
     x = LEFT
     for key, _, colour in PARTS:
         out.append(f'<rect x="{x}" y="0" width="10" height="10" fill="{colour}"/>')
@@ -179,10 +186,9 @@ def _empty() -> str:
 def _checkpoints(saved: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str:
     if not saved:
         return ""
-    now = time.time()
     lines = "".join(
         f"<li>{escape(str(one['name']))}, {texts['step']} {one['step']:,}, {size(one['bytes'])}, "
-        f"{escape(age(now - one['time_s'], dict(texts)))}</li>"
+        f"{time.strftime(WHEN, time.localtime(one['time_s']))}</li>"
         for one in reversed(saved[-8:])
     )
     return f'<div style="font-weight:600">{escape(texts["checkpoints"])}</div><ul>{lines}</ul>'
