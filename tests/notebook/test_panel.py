@@ -204,6 +204,9 @@ def test_the_script_of_a_panel_is_small():
         (formats.size(123456), "123 KB"),
         (formats.size(1234567), "1.2 MB"),
         (formats.size(40 * 10**9), "40 GB"),
+        (formats.age(12.7, en.TEXTS), "12 s ago"),
+        (formats.age(3 * 60, en.TEXTS), "3 min ago"),
+        (formats.age(2 * 86400, en.TEXTS), "2 d ago"),
     ],
 )
 def test_numbers_read_well(said, wanted):

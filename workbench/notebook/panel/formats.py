@@ -4,6 +4,7 @@ from __future__ import annotations
 
 UNKNOWN = "-"
 KB = 1000
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
 def digits(value: float | None, count: int = 4) -> str:
@@ -40,3 +41,15 @@ def size(num_bytes: int | None) -> str:
             break
         value, unit = value / KB, larger
     return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
+
+
+def age(seconds: float, texts: dict[str, str]) -> str:
+    """`12 s ago`, `3 min ago`, in the words of a language file."""
+    for limit_s, unit_s, key in (
+        (MINUTE_S, 1, "ago_s"),
+        (HOUR_S, MINUTE_S, "ago_min"),
+        (DAY_S, HOUR_S, "ago_h"),
+    ):
+        if seconds < limit_s:
+            return texts[key].format(max(0, int(seconds // unit_s)))
+    return texts["ago_d"].format(int(seconds // DAY_S))
