@@ -26,7 +26,14 @@ def main() -> None:
         taken_s = [float(word) for word in notebook.run(CELL).rsplit("took", 1)[1].split()]
         notebook.run("%dist_stop --all")
     cuts = statistics.quantiles(taken_s, n=20)
-    report(bench="cells", case="warm", ours_s=statistics.median(taken_s), p95_s=cuts[18], n=RANKS, runs=RUNS)
+    report(
+        bench="cells",
+        case="warm",
+        ours_s=statistics.median(taken_s),
+        p95_s=cuts[18],
+        n=RANKS,
+        runs=RUNS,
+    )
 
 
 if __name__ == "__main__":

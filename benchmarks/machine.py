@@ -40,7 +40,12 @@ def torchrun(num_ranks: int, script: str, *args: str) -> tuple[float, str]:
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node", str(num_ranks), str(ROOT / "benchmarks" / "rivals" / script), *args,
     ]  # fmt: skip
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(ROOT),
+    }
     began_s = time.perf_counter()
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return time.perf_counter() - began_s, done.stdout

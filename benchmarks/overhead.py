@@ -48,7 +48,10 @@ def main() -> None:
         notebook.run(f"%dist_start -n {RANKS}")
         for recipe, (size, warmup, steps) in CASES.items():
             pairs = [
-                (ours(notebook, recipe, size, warmup, steps, directory), theirs(recipe, size, warmup, steps))
+                (
+                    ours(notebook, recipe, size, warmup, steps, directory),
+                    theirs(recipe, size, warmup, steps),
+                )
                 for _ in range(RUNS)
             ]
             report(

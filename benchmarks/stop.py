@@ -31,7 +31,9 @@ def main() -> None:
             taken_s.append(float(words[0]))
             left += int(words[2])
         notebook.run("%dist_stop --all")
-    report(bench="stop", case="warm", ours_s=statistics.median(taken_s), left=left, n=RANKS, runs=RUNS)
+    report(
+        bench="stop", case="warm", ours_s=statistics.median(taken_s), left=left, n=RANKS, runs=RUNS
+    )
 
 
 if __name__ == "__main__":

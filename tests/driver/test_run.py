@@ -90,7 +90,10 @@ def test_the_books_balance_on_every_rank(clusters, tmp_path):
 
 
 FAULTS = {
-    "one rank raises": ('if rank == 1 and calls == 13: raise KeyError("nowhere")', "Rank 1: KeyError"),
+    "one rank raises": (
+        'if rank == 1 and calls == 13: raise KeyError("nowhere")',
+        "Rank 1: KeyError",
+    ),
     "all ranks raise": ('if calls == 13: raise KeyError("nowhere")', "^KeyError|RankError|Rank"),
     "one rank's loss is NaN": (
         "if rank == 0 and calls == 13: output = output * float('nan')",

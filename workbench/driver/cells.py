@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import sys
@@ -64,7 +65,8 @@ def run_cell(
     """
     chosen = _chosen(ranks, engines.num_ranks)
     screen = Screen(out or sys.stdout, err or sys.stderr)
-    with engines.echo.watch(chosen) as watch:
+    held = contextlib.nullcontext() if engines.run is None else engines.run.hold()
+    with held, engines.echo.watch(chosen) as watch:
         futures = engines.submit("run_cell", source, watch.number, ranks=chosen)
         following = Following(engines, watch, screen)
         following.follow(dict(zip(chosen, futures, strict=True)))
@@ -74,8 +76,8 @@ def run_cell(
         except KeyboardInterrupt:
             interrupted = True
             _interrupt(following)
-    replies = following.replies
-    met_again = _meet_again(engines, following)
+        replies = following.replies
+        met_again = _meet_again(engines, following)
     for same, text in _grouped({r: reply.get("value_text") for r, reply in replies.items()}):
         screen.block(same, text)
     _show_rich(replies, display)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.errors import EnginesError, InputError, RunError
+from workbench.spec.placement import check_number
 
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
@@ -48,6 +49,8 @@ def fitting(n: int | None) -> Engines | None:
     Engines of which no rank is left are stopped. Raises InputError when another number is up,
     EnginesError when some of their ranks are gone.
     """
+    if n is not None:
+        check_number(n)
     found = all_engines()
     if not found:
         return None

@@ -51,8 +51,10 @@ class Engines:
         self._gone: dict[int, str] = {}
         self._stopped = False
         self._client: ipp.Client | None = None
+        self._views: list[ipp.DirectView] = []
         for rank in range(self.num_ranks):
             self.processes.on_exit(rank, lambda code, rank=rank: self._lost(rank, code))
+        self.processes.on_controller_exit(self._lost_controller)
 
     def meet(self, connection_file: Path) -> None:
         """Connect, wait for exactly the ranks asked for, and have them finish a collective.
@@ -60,23 +62,33 @@ class Engines:
         Raises StartError that says which rank did not come, why, and where its log is.
         """
         deadline_s = time.monotonic() + self.timeouts.total_s
-        self._client = ipp.Client(str(connection_file), timeout=self.timeouts.total_s)
+        self._client = ipp.Client(str(connection_file), timeout=int(self.timeouts.total_s))
         while len(self._client.ids) < self.num_ranks:
             if self._gone or time.monotonic() > deadline_s:
                 raise StartError(self._missing())
             time.sleep(0.002)
+        # A view costs a millisecond to make; one a rank serves all calls.
+        self._views = [self._client[engine] for engine in sorted(self._client.ids)]
         futures = [
-            self._send(rank, "arrive", (self.echo.address, str(self.processes.log(rank)), self._meeting()))
+            self._send(
+                rank, "arrive", (self.echo.address, str(self.processes.log(rank)), self._meeting())
+            )
             for rank in range(self.num_ranks)
         ]
-        self.ranks = self._gathered(futures, range(self.num_ranks))
+        arrived = self._gathered(futures, range(self.num_ranks))
+        # A rank is what its process was told to be, whatever id the hub gave the engine.
+        order = sorted(range(self.num_ranks), key=lambda index: arrived[index]["rank"])
+        self._views = [self._views[index] for index in order]
+        self.ranks = [arrived[index] for index in order]
 
     def _missing(self) -> str:
         assert self._client is not None
-        missing = sorted(set(range(self.num_ranks)) - set(self._client.ids) | self._gone.keys())
+        # Those that ended are the cause; the others may be on their way.
+        missing = sorted(self._gone or set(range(self.num_ranks)) - set(self._client.ids))
         first = missing[0]
         why = self._gone.get(first, f"not registered after {self.timeouts.total_s:g} s")
-        return f"{named(missing).capitalize()} of {self.num_ranks} did not come: {why}. {local.tail(self.processes.log(first))}"
+        who = f"{named(missing).capitalize()} of {self.num_ranks} did not come: {why}. "
+        return who + local.tail(self.processes.log(first))
 
     def _meeting(self) -> dict[str, Any]:
         return {
@@ -87,17 +99,24 @@ class Engines:
             "rendezvous_s": self.timeouts.rendezvous_s,
         }
 
-    def _lost(self, rank: int, code: int) -> None:
+    def _lost(self, rank: int, code: int, how: str = "") -> None:
         """The process of a rank is gone: what waits for it will not be answered."""
         if self._stopped:
             return
-        self._gone[rank] = local.exit_reason(code)
+        self._gone[rank] = how + local.exit_reason(code)
         for future in list(self._pending[rank]):
             with contextlib.suppress(Exception):  # it may just have been answered
                 future.set_exception(EnginesError(self._says_gone(rank)))
 
+    def _lost_controller(self, code: int) -> None:
+        """Without the controller no message reaches a rank: all are lost to this kernel."""
+        for rank in range(self.num_ranks):
+            if rank not in self._gone:
+                self._lost(rank, code, "out of reach: the controller was ")
+
     def _says_gone(self, rank: int) -> str:
-        return f"Rank {rank} is gone ({self._gone[rank]}). %dist_stop, then %dist_start brings all ranks back."
+        why = f"Rank {rank} is gone ({self._gone[rank]}). "
+        return why + "%dist_stop, then %dist_start brings all ranks back."
 
     def submit(self, name: str, *args: Any, ranks: Iterable[int] | None = None) -> list[Future]:
         """Queue a function of the engine side on ranks; one future each, in rank order.
@@ -118,7 +137,7 @@ class Engines:
         assert self._client is not None
         future: Future = Future()
         self._pending[rank].add(future)
-        asked = self._client[rank].apply_async(door.enter, name, args, {})
+        asked = self._views[rank].apply_async(door.enter, name, args, {})
 
         def answered(_: Any) -> None:
             self._pending[rank].discard(future)
@@ -181,7 +200,9 @@ class Engines:
         chosen = range(self.num_ranks) if ranks is None else ranks
         return [rank for rank in chosen if rank not in self._gone]
 
-    def run_cell(self, source: str, *, ranks: Iterable[int] | None = None, **how: Any) -> CellResult:
+    def run_cell(
+        self, source: str, *, ranks: Iterable[int] | None = None, **how: Any
+    ) -> CellResult:
         """Run a cell's text on ranks and show its output; see driver/cells.py."""
         return run_cell(self, source, ranks=ranks, **how)
 
@@ -204,7 +225,11 @@ class Engines:
     def status(self) -> list[dict[str, Any]]:
         """One dict a rank: rank, pid, device, threads, host, log, state."""
         return [
-            {**info, "device": self.places[info["rank"]].device, "state": self._gone.get(info["rank"], "alive")}
+            {
+                **info,
+                "device": self.places[info["rank"]].device,
+                "state": self._gone.get(info["rank"], "alive"),
+            }
             for info in self.ranks
         ]
 

@@ -98,10 +98,18 @@ class Feeder:
         causes = {rank: error for rank, error in told.items() if error["name"] != "WorldLostError"}
         chosen = causes or told
         first = min(chosen)
-        same = [r for r, e in chosen.items() if (e["name"], e["text"]) == (chosen[first]["name"], chosen[first]["text"])]
+        same = [
+            r
+            for r, e in chosen.items()
+            if (e["name"], e["text"]) == (chosen[first]["name"], chosen[first]["text"])
+        ]
         name, text = chosen[first]["name"], chosen[first]["text"]
         known = name in kinds.all_errors()
-        where = f"{named(same).capitalize()}: " if len(same) < self.engines.num_ranks or not known else ""
+        where = (
+            f"{named(same).capitalize()}: "
+            if len(same) < self.engines.num_ranks or not known
+            else ""
+        )
         error = kinds.rebuilt(name, text) if known else kinds.RankError(f"{where}{name}: {text}")
         if known and where:
             error = type(error)(f"{where}{text}")
@@ -113,8 +121,8 @@ class Feeder:
         """Make ranks that stopped a step apart stand at the same step, the later one."""
         if sharded:
             raise RunError(
-                f"The ranks stopped at steps {min(positions)} and {max(positions)}, and a sharded state "
-                "is whole at one step only. %dist_restore goes back to a checkpoint."
+                f"The ranks stopped at steps {min(positions)} and {max(positions)}, and a sharded "
+                "state is whole at one step only. %dist_restore goes back to a checkpoint."
             )
         self.engines.call("adopt", positions.index(max(positions)))
 
@@ -130,7 +138,9 @@ def _answers(futures: list[Future], freed_s: float) -> list[dict[str, Any]]:
             _wait_any(pending, limit_s)
             if limit_s is not None and time.monotonic() > limit_s:
                 missing = [rank for rank, future in enumerate(futures) if future in pending]
-                raise RunError(f"{named(missing).capitalize()} did not answer. %dist_stop ends the ranks.")
+                raise RunError(
+                    f"{named(missing).capitalize()} did not answer. %dist_stop ends the ranks."
+                )
             continue
         pending -= set(done)
         for future in done:

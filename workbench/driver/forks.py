@@ -33,7 +33,7 @@ class Forks:
         self._socket_path = directory / "fork.sock"
         self._ids = itertools.count()
         self._pending: dict[int, Future] = {}
-        self._watchers: dict[int, Callable[[int], None]] = {}
+        self._watchers: dict[int, list[Callable[[int], None]]] = {}
         self._exited: dict[int, int] = {}
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
@@ -49,7 +49,13 @@ class Forks:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "workbench.forkserver", str(self._socket_path), str(lease_s)],
+                [
+                    sys.executable,
+                    "-m",
+                    "workbench.forkserver",
+                    str(self._socket_path),
+                    str(lease_s),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -84,14 +90,18 @@ class Forks:
                 except (FileNotFoundError, ConnectionRefusedError):
                     if not self.alive or time.monotonic() > deadline_s:
                         connection.close()
-                        raise StartError(f"The fork server did not come up. {self._tail()}") from None
+                        raise StartError(
+                            f"The fork server did not come up. {self._tail()}"
+                        ) from None
                     time.sleep(0.005)
             self._connection = connection
         threading.Thread(target=self._read, name="workbench-forks", daemon=True).start()
 
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return f"Last line of its log {self.log}: {lines[-1]}" if lines else f"Its log is {self.log}."
+        return (
+            f"Last line of its log {self.log}: {lines[-1]}" if lines else f"Its log is {self.log}."
+        )
 
     def _read(self) -> None:
         connection = self._connection
@@ -105,15 +115,15 @@ class Forks:
             watchers, self._watchers = self._watchers, {}
         for future in pending.values():
             future.set_exception(EnginesError(f"The fork server is gone. {self._tail()}"))
-        for callback in watchers.values():
+        for callback in itertools.chain(*watchers.values()):
             callback(-signal.SIGKILL)  # children end with their server
 
     def _take(self, message: dict) -> None:
         if message.get("event") == "exit":
             with self._lock:
                 self._exited[message["pid"]] = message["code"]
-                callback = self._watchers.pop(message["pid"], None)
-            if callback:
+                callbacks = self._watchers.pop(message["pid"], ())
+            for callback in callbacks:
                 callback(message["code"])
             return
         future = self._pending.pop(message.pop("id"))
@@ -139,7 +149,7 @@ class Forks:
         """Call back with the exit code once, as soon as the child is gone."""
         with self._lock:
             if pid not in self._exited:
-                self._watchers[pid] = callback
+                self._watchers.setdefault(pid, []).append(callback)
                 return
         callback(self._exited[pid])
 

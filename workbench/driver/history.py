@@ -45,7 +45,9 @@ class History:
         wall_s = sum(of["wall_s"] or 0.0 for of in sums) / len(sums)
         first = replies[0]["first"]
         self.steps.extend(range(first, first + num_steps))
-        self.loss.extend(math.fsum(parts) for parts in zip(*(of["loss"] for of in columns), strict=True))
+        self.loss.extend(
+            math.fsum(parts) for parts in zip(*(of["loss"] for of in columns), strict=True)
+        )
         self.rate.extend([self.units_per_step * num_steps / wall_s] * num_steps)
         self.recent = [*self.recent[1 - RECENT_SLICES :], Slice(num_steps, sums)]
         comm = [of["comm_s"] for of in sums]
@@ -90,7 +92,9 @@ class History:
             total = {k: _total(self.recent, rank, k) for k in COLUMNS if k != "loss"}
             known = {k: (total[k] or 0.0) for k in ("compute_s", "comm_s", "data_s")}
             row = {f"{k[:-2]}_ms": 1e3 * value / num_steps for k, value in known.items()}
-            row["other_ms"] = max(0.0, 1e3 * (total["wall_s"] or 0.0) / num_steps - sum(row.values()))
+            row["other_ms"] = max(
+                0.0, 1e3 * (total["wall_s"] or 0.0) / num_steps - sum(row.values())
+            )
             rows.append({"rank": rank, **row, "sent_bytes": (total["sent_bytes"] or 0) / num_steps})
         return rows
 

@@ -26,7 +26,7 @@ def recipe_names() -> list[str]:
     return names_in("recipes")
 
 
-def train(
+def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     engines: Engines,
     recipe: str | None = None,
     *,
@@ -55,17 +55,22 @@ def train(
         raise InputError(unknown("option", wrong[0], TrainOptions.__dataclass_fields__)) from None
     layout = layout_for(strategy, engines.num_ranks, shard=shard)
     if cell is None and recipe is None:
-        raise RecipeError(f"No recipe named. Known: {', '.join(recipe_names())}; or define one in a %%dist_train cell.")
+        raise RecipeError(
+            f"No recipe named. Known: {', '.join(recipe_names())}; or define one in a "
+            "%%dist_train cell."
+        )
     if cell is None and recipe not in recipe_names():
         raise RecipeError(unknown("recipe", str(recipe), recipe_names()))
     if engines.run is not None and engines.run.state == "running":
         run = engines.run
         raise RunError(
-            f"{run.name} is training (step {run.step_now:,} of {run.goal:,}), and the ranks hold one "
-            "training at a time. %dist_pause it first."
+            f"{run.name} is training (step {run.step_now:,} of {run.goal:,}), and the ranks hold "
+            "one training at a time. %dist_pause it first."
         )
     found = runs.find(directory, restore).resolve() if restore is not None else None
     if cell is not None:
+        # Data that the cell draws at random must be the same on all ranks.
+        engines.call("reseed", chosen.seed or 0)
         engines.run_cell(cell)
     if engines.run is not None:
         engines.run.end()
@@ -102,7 +107,8 @@ def _make_folder(root: Path, name: str) -> Path:
             return folder.resolve()
     except OSError as error:
         raise CheckpointError(
-            f"No run can be kept under {root.absolute()}: {error.strerror}. Name another folder with --dir."
+            f"No run can be kept under {root.absolute()}: {error.strerror}. "
+            "Name another folder with --dir."
         ) from None
     raise AssertionError("unreachable: the candidates do not end")
 

@@ -113,8 +113,10 @@ class MeteredWork(dist.Work):
 class MeteredGroup(dist.ProcessGroup):
     """Delegates to a C++ group around the real backend; `meter` is shared by a rank's groups."""
 
-    def __init__(self, inner: dist.ProcessGroup, backend: Any, device: torch.device, meter: Meter) -> None:
-        super().__init__(inner.rank(), inner.size())
+    def __init__(
+        self, inner: dist.ProcessGroup, backend: Any, device: torch.device, meter: Meter
+    ) -> None:
+        super().__init__(inner.rank(), inner.size())  # pyright: ignore[reportCallIssue]
         self.inner = inner
         self.backend = backend
         self.device = device
@@ -142,14 +144,14 @@ class MeteredGroup(dist.ProcessGroup):
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
-        self.inner._set_group_name(name)
+        self.inner._set_group_name(name)  # pyright: ignore[reportArgumentType]
 
     def _set_group_desc(self, desc: str) -> None:
         self._desc = desc
         self.inner._set_group_desc(desc)
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self._name
 
     @property

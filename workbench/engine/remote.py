@@ -11,8 +11,10 @@ import gc
 import json
 import linecache
 import os
+import random
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from workbench.engine import cell, checkpoint, output, source, state
@@ -121,6 +124,13 @@ def run_cell(text: str, number: int) -> dict:
     return reply
 
 
+def reseed(seed: int) -> None:
+    """Have all ranks draw the same random numbers in what follows."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def _defined_by_cell() -> dict[str, Any]:
     """What the last cell bound at its top level: earlier cells are no part of a recipe."""
     code = compile("".join(linecache.getlines(_here.cell)), _here.cell, "exec")
@@ -128,9 +138,7 @@ def _defined_by_cell() -> dict[str, Any]:
     return {name: _here.namespace[name] for name in bound if name in _here.namespace}
 
 
-def build(
-    recipe: str | None, from_cell: bool, layout: dict, options: dict, directory: str
-) -> dict:
+def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, directory: str) -> dict:
     """Make a training: a built-in recipe by name, or what the last cell defined.
 
     -> what the driver shows of the recipe. Raises RecipeError or InputError.
@@ -324,11 +332,8 @@ def _way_out() -> None:
 
 def _user_namespace() -> dict[str, Any]:
     """The namespace cells run in: the shell's where the rank has one."""
-    import builtins
-
-    get_shell = getattr(builtins, "get_ipython", None)
-    shell = get_shell() if get_shell else None
-    return shell.user_ns if shell is not None else {"__name__": "__main__"}
+    # ipykernel makes the shell's namespace that of `__main__`.
+    return vars(sys.modules["__main__"])
 
 
 def _world() -> World:

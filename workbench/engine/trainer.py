@@ -62,7 +62,9 @@ class Trainer:
         # DDP's reducer waits for its buckets in C++, out of the meter's sight.
         self._waits_in_reducer = isinstance(self._wrapped, DistributedDataParallel)
 
-    def run_steps(self, num_steps: int, columns: dict[str, list], *, since_s: float | None) -> float:
+    def run_steps(
+        self, num_steps: int, columns: dict[str, list], *, since_s: float | None
+    ) -> float:
         """Take steps, appending one value a step to each of COLUMNS; returns when it ended.
 
         since_s: the end of the step before, on the clock of perf_counter, if this goes on from it.
@@ -81,6 +83,7 @@ class Trainer:
         meter.take()
         sent_before = self.world.bytes_sent()
         loss = data_s = busy_s = launch_to_end_s = 0.0
+        done_s = began_s
         for index, (offset, count) in enumerate(self.microbatches):
             before_s = time.perf_counter()
             inputs, target = self._fetch(self.samples + offset, count)

@@ -1,4 +1,4 @@
-"""`python -m workbench.forkserver SOCKET LEASE_S`: serve until the last client is gone for LEASE_S."""
+"""`python -m workbench.forkserver SOCKET LEASE_S`: serve until no client is left for that long."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ def controller(argv: list[str]) -> None:
     """Become an ipyparallel controller; returns when it ends."""
     app = importlib.import_module("ipyparallel.controller.app")
     # init_hub sleeps 0.25 s for schedulers that a fork has ready at once.
-    app.time = types.SimpleNamespace(**{**vars(app.time), "sleep": lambda _seconds: None})
+    quick = types.SimpleNamespace(**{**vars(app.time), "sleep": lambda _seconds: None})
+    vars(app)["time"] = quick
     sys.argv = ["ipcontroller", *argv]
     app.main(argv)
 

@@ -26,7 +26,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from workbench.forkserver import children
 
@@ -153,7 +155,7 @@ class Server:
             for client in list(self.clients):
                 self._send(client, {"event": "exit", "pid": pid, "tag": tag, "code": exit_code})
 
-    def do_spawn(self, *, kind: str, tag: str, **how: object) -> dict:
+    def do_spawn(self, *, kind: str, tag: str, **how: Any) -> dict:
         """Fork a child of a kind; the reply carries its pid and start time."""
         pid = self._fork(lambda: self._become(kind, **how))
         self.children[pid] = tag
@@ -197,11 +199,11 @@ class Server:
         for pid in chosen:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        while chosen & self.children.keys():
+        while chosen := {pid for pid in chosen if pid in self.children or group_exists(pid)}:
             self._reap()
             time.sleep(0.001)
 
-    def _fork(self, become) -> int:  # noqa: ANN001
+    def _fork(self, become: Callable[[], None]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -263,6 +265,15 @@ class Server:
 def _end_with(life_fd: int) -> None:
     os.read(life_fd, 1)
     os._exit(1)
+
+
+def group_exists(group: int) -> bool:
+    """Whether a process group has a member, be it one that waits to be reaped."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def peer_uid(client: socket.socket) -> int:

@@ -31,7 +31,7 @@ class Extension:
         for commands in self.commands:
             for name, module in _taken(self.shell, commands):
                 print(  # noqa: T201 - a warning of Python's would name a line of ours
-                    f"%{name} of {module} is workbench's now. To have it back, load that again.",
+                    f"%{name} of {module} is workbench's now.",
                     file=sys.stderr,
                 )
             self.shell.register_magics(commands)

@@ -30,7 +30,13 @@ class TrainOptions:
     save_every: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 0), ("batch", 1), ("seed", 0), ("accumulate", 1), ("save_every", 0)):
+        for name, least in (
+            ("steps", 0),
+            ("batch", 1),
+            ("seed", 0),
+            ("accumulate", 1),
+            ("save_every", 0),
+        ):
             value = getattr(self, name)
             if value is None and name in ("batch", "seed"):
                 continue

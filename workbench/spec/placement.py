@@ -47,7 +47,9 @@ def check_number(num_ranks: object) -> None:
         raise InputError(f"n={num_ranks!r}: use a number of ranks from 1 to {MAX_RANKS}.")
 
 
-def place(num_ranks: int | None, devices: Devices, cores: int, *, use_cpu: bool = False) -> list[Place]:
+def place(
+    num_ranks: int | None, devices: Devices, cores: int, *, use_cpu: bool = False
+) -> list[Place]:
     """One place a rank; num_ranks None means one a device, or one a core up to 4.
 
     Raises InputError for a number that is none, StartError for more ranks than devices.
@@ -59,7 +61,7 @@ def place(num_ranks: int | None, devices: Devices, cores: int, *, use_cpu: bool 
     if not on_cpu and num_ranks > len(devices.ids):
         shown = ", ".join(f"rank {r} -> {devices.kind} {d}" for r, d in enumerate(devices.ids))
         raise StartError(
-            f"{num_ranks} ranks need {num_ranks} devices and {len(devices.ids)} are visible: {shown}. "
+            f"{num_ranks} ranks need as many devices, and {len(devices.ids)} are visible: {shown}. "
             f"Use -n {len(devices.ids)}, or --cpu."
         )
     threads = max(1, cores // num_ranks)

@@ -18,14 +18,19 @@ class Processes(Protocol):
     def on_exit(self, rank: int, callback: Callable[[int], None]) -> None:
         """Call back with the exit code once the process of a rank is gone."""
 
+    def on_controller_exit(self, callback: Callable[[int], None]) -> None:
+        """The same for the controller."""
+
     def signal(self, ranks: list[int], number: int) -> None:
         """Send a signal to the processes of some ranks."""
 
     def end(self) -> Future:
         """End engines and controller; done when none of them is left."""
+        ...
 
     def log(self, rank: int) -> Path:
         """Where a rank's process writes."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class LocalProcesses:
         self.forks = forks
         self.directory = directory
         self.pids: dict[int, int] = {}
+        self.controller_pid = 0
         self.tag = directory.name
 
     def spawn(self, kind: str, name: str, argv: list[str], env: dict, threads: int) -> Future:
@@ -53,6 +54,9 @@ class LocalProcesses:
 
     def on_exit(self, rank: int, callback: Callable[[int], None]) -> None:
         self.forks.on_exit(self.pids[rank], callback)
+
+    def on_controller_exit(self, callback: Callable[[int], None]) -> None:
+        self.forks.on_exit(self.controller_pid, callback)
 
     def signal(self, ranks: list[int], number: int) -> None:
         self.forks.ask("signal", pids=[self.pids[rank] for rank in ranks], number=number).result()
@@ -82,10 +86,16 @@ def launch(session: Session, places: list[Place], *, timeout_s: float, lease_s: 
         common = [f"--profile-dir={directory}", "--cluster-id=", "--log-level=WARN"]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": loopback()}
         # The controller is no part of the user's program.
-        hub = processes.spawn("controller", "controller", [*common, *controller_args()], environment, 1)
+        hub = processes.spawn(
+            "controller", "controller", [*common, *controller_args()], environment, 1
+        )
         # Engines are forked while the controller starts; they read its file when it is there.
-        connection = {kind: directory / "security" / f"ipcontroller-{kind}.json" for kind in ("client", "engine")}
-        _await_files(session.forks, hub.result()["pid"], connection, directory, timeout_s)
+        connection = {
+            kind: directory / "security" / f"ipcontroller-{kind}.json"
+            for kind in ("client", "engine")
+        }
+        processes.controller_pid = hub.result()["pid"]
+        _await_files(processes, connection, timeout_s)
         spawned = [
             processes.spawn(
                 "engine",
@@ -123,13 +133,13 @@ def loopback() -> str:
     return "lo" if Path("/sys/class/net/lo").exists() else "lo0"
 
 
-def _await_files(forks: Forks, pid: int, files: dict[str, Path], directory: Path, timeout_s: float) -> None:
+def _await_files(processes: LocalProcesses, files: dict[str, Path], timeout_s: float) -> None:
     exited: list[int] = []
-    forks.on_exit(pid, exited.append)
+    processes.on_controller_exit(exited.append)
     deadline_s = time.monotonic() + timeout_s
     while not all(path.exists() and path.stat().st_size for path in files.values()):
         if exited or time.monotonic() > deadline_s:
-            log = directory / "controller.log"
+            log = processes.directory / "controller.log"
             how = exit_reason(exited[0]) if exited else f"not up after {timeout_s:g} s"
             raise StartError(f"The controller did not come: {how}. {tail(log)}")
         time.sleep(0.003)

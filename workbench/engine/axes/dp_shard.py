@@ -22,7 +22,8 @@ def spread(module: nn.Module, device: torch.device, ranks: int) -> nn.Module:
     mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp_shard",))
     for block in blocks(module):
         fully_shard(block, mesh=mesh)
-    return fully_shard(module, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return module
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:

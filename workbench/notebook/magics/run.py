@@ -10,6 +10,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from workbench.driver import current, runs
 from workbench.driver.checkpoints import LAST
+from workbench.driver.session import in_kernel
 from workbench.driver.training import DIRECTORY
 from workbench.notebook import show
 from workbench.notebook.line import from_line, whole, word
@@ -152,9 +153,13 @@ class RunMagics(Commands):
 
             %dist_panel --big
 
-        Returns the panel. In Python: ``workbench.notebook.panel.Panel(run, big=True)``
+        Returns the panel; in a terminal the run, as text.
+        In Python: ``workbench.notebook.panel.Panel(run, big=True)``
         """
         from workbench.notebook.panel import Panel
 
-        panel = Panel(current.run(), big=options.big, lang=options.lang)
+        run = current.run()
+        if not in_kernel():
+            return self.shown.display(run, silent=options.silent)
+        panel = Panel(run, big=options.big, lang=options.lang)
         return self.shown.skip(panel, silent=options.silent)

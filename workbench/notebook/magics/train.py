@@ -8,7 +8,9 @@ from IPython.core.magic import line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from workbench.driver import current
+from workbench.driver.session import in_kernel
 from workbench.errors import RunError
+from workbench.notebook import show
 from workbench.notebook.line import from_line, number, whole, word
 from workbench.notebook.magics import Commands
 from workbench.spec.options import PRECISIONS, TrainOptions
@@ -96,4 +98,6 @@ class TrainMagics(Commands):
         self.shown.display(run, silent=options.silent)
         if options.wait and run.wait()["state"] in ("failed", "gone"):
             raise RunError(run.message)
+        if options.wait and not in_kernel():
+            self.shown.say(run, show.line(run), silent=options.silent)
         return run

@@ -1,0 +1,141 @@
+"""What may be asked of a run: one function a verb, called by the run's thread between slices.
+
+Each takes the run with no slice in flight and all ranks at one step, and gives what the caller
+of `Run.ask` gets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from workbench.driver import runs
+from workbench.errors import InputError, WorkbenchError
+from workbench.spec.strategy import layout_for
+
+if TYPE_CHECKING:
+    from workbench.driver.run import Run
+
+MORE_STEPS = 100
+
+
+def hold(run: Run, begun: Future, over: threading.Event) -> None:
+    """Keep the training off the ranks until `over`; `begun` tells that it is."""
+    begun.set_result(None)
+    over.wait()
+
+
+def pause(run: Run) -> int:
+    """Stop feeding -> the step."""
+    run.set_state("paused")
+    return run.step_now
+
+
+def resume(run: Run, steps: int | None = None) -> int:
+    """Go on to the goal, or `steps` further -> the step it goes on from."""
+    if steps is not None:
+        check_count("steps", steps)
+    if steps is not None or run.step_now >= run.goal:
+        run.goal = run.step_now + (steps or MORE_STEPS)
+    run.set_state("running")
+    return run.step_now
+
+
+def step(run: Run, n: int = 1) -> int:
+    """Take exactly n steps, then pause -> the step reached."""
+    check_count("n", n)
+    target = run.step_now + n
+    run.goal = max(run.goal, target)
+    run.set_state("running")
+    while run.step_now < target:
+        run.feeder.feed(target)
+        try:
+            if (replies := run.feeder.next_slice()) is not None:
+                run.book(replies, ending=False)
+        except WorkbenchError as error:
+            run.fail(error)
+            raise
+    if run.step_now >= run.goal:
+        measure(run)
+    run.set_state("paused" if run.step_now < run.goal else "finished")
+    return run.step_now
+
+
+def stop(run: Run) -> int:
+    """End the training, keeping its state -> the step."""
+    measure(run)
+    run.set_state("stopped")
+    run.tell("info", f"stopped after step {run.step_now:,}")
+    return run.step_now
+
+
+def save(run: Run, name: str | None = None) -> str:
+    """Write a checkpoint -> its name."""
+    root = str(run.directory / "checkpoints")
+    meta = {"run": run.name, "metrics": run.metrics, "goal": run.goal}
+    wanted = name or f"step-{run.step_now}"
+    saved = run.engines.call("save", root, wanted, name is None, meta)[0]
+    run.num_saves += 1
+    run.saved = run.checkpoints()
+    run.tell("save", f"saved {saved} at step {run.step_now:,}")
+    run.marks.append({"step": run.step_now, "label": "saved"})
+    return saved
+
+
+def restore(run: Run, what: str | int = "last") -> int:
+    """Go back to a checkpoint -> its step."""
+    path = runs.find(run.directory.parent, what, run=run.name)
+    meta = run.engines.call("restore", str(path.resolve()))[0]
+    run.step_now = meta["step"]
+    run.history.rewind(run.step_now)
+    run.marks = [mark for mark in run.marks if mark["step"] <= run.step_now]
+    run.marks.append({"step": run.step_now, "label": "restored"})
+    run.feeder.reset(run.step_now)
+    if run.state in ("failed", "finished", "stopped"):
+        run.set_state("paused")
+    run.tell("save", f"restored {path.name} (step {run.step_now:,}, written as {meta['layout']})")
+    return run.step_now
+
+
+def switch(run: Run, shard: bool) -> int:
+    """Go on replicated or sharded -> the step."""
+    if shard == run.about["shard"]:
+        return run.step_now
+    layout = layout_for("data", run.engines.num_ranks, shard=shard)
+    began_s = time.perf_counter()
+    run.engines.call("switch", layout.degrees())
+    run.about["shard"] = shard
+    run.feeder.reset(run.step_now)
+    run.marks.append({"step": run.step_now, "label": "sharded" if shard else "replicated"})
+    took_ms = 1e3 * (time.perf_counter() - began_s)
+    run.tell("switch", f"{layout} from step {run.step_now:,} on, in {took_ms:.0f} ms")
+    return run.step_now
+
+
+def evaluate(run: Run) -> dict[str, float]:
+    """The recipe's metrics now."""
+    measure(run)
+    return dict(run.metrics)
+
+
+def measure(run: Run) -> None:
+    """Have the metrics of the step the run is at."""
+    if run.about["evaluates"] and run.metrics_step != run.step_now:
+        run.metrics = run.engines.call("evaluate")[0]
+        run.metrics_step = run.step_now
+        text = ", ".join(f"{key} {value:.4g}" for key, value in run.metrics.items())
+        run.tell("info", f"step {run.step_now:,}: {text}")
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises InputError unless value is a whole number >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{name}={value!r}: use a whole number of steps >= 1.")
+
+
+VERBS = {
+    verb.__name__: verb
+    for verb in (hold, pause, resume, step, stop, save, restore, switch, evaluate)
+}

@@ -1,0 +1,67 @@
+"""What is shown of a run, as plain values that need no thread and no rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.driver.run import Run
+
+# What may be asked of a run in which state.
+ALLOWED = {
+    "running": ("pause", "step", "save", "restore", "switch", "stop"),
+    "paused": ("resume", "step", "save", "restore", "switch", "stop", "evaluate"),
+    "finished": ("resume", "step", "save", "restore", "switch", "evaluate"),
+    "stopped": ("resume", "step", "save", "restore", "switch", "evaluate"),
+    "failed": ("resume", "step", "save", "restore", "switch", "stop", "evaluate"),
+}
+
+
+def snapshot(run: Run) -> dict[str, Any]:
+    """State, figures and lists of a run; numbers not yet known are None."""
+    history = run.history
+    rows = run.engines.status()
+    stopped = run.engines.stopped
+    return {
+        "name": run.name,
+        "recipe": run.about["recipe"],
+        "state": run.state,
+        "message": run.message,
+        "step": run.step_now,
+        "goal": run.goal,
+        "loss": history.loss[-1] if history.loss else None,
+        **history.now(),
+        "unit": f"{run.about['unit']}/s",
+        "ranks": run.engines.num_ranks,
+        "alive": 0 if stopped else sum(row["state"] == "alive" for row in rows),
+        "strategy": "data",
+        "shard": run.about["shard"],
+        "layout": run.layout_text,
+        "precision": run.options.precision,
+        "batch": run.about["batch"],
+        "lossy": "bf16 autocast" if run.options.precision == "bf16" else "",
+        "curve": history.curve(),
+        "by_rank": history.by_rank(),
+        "marks": list(run.marks),
+        "metrics": dict(run.metrics),
+        "metrics_step": run.metrics_step,
+        "checkpoints": list(run.saved),
+        "events": list(run.events),
+        "engines": rows,
+        "pending": run.pending,
+        "allowed": [] if run.pending else list(ALLOWED.get(run.state, ())),
+    }
+
+
+def totals(run: Run) -> dict[str, Any]:
+    """First and last loss, mean rate and share of communication over all steps, saves."""
+    history = run.history
+    steps_per_s = history.timed_steps / history.wall_s if history.wall_s else None
+    is_known = history.wall_s and history.is_comm_known
+    return {
+        "loss_first": history.loss[0] if history.loss else None,
+        "loss_last": history.loss[-1] if history.loss else None,
+        "rate": steps_per_s and steps_per_s * history.units_per_step,
+        "comm": history.comm_s / history.wall_s if is_known else None,
+        "saves": run.num_saves,
+    }
