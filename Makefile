@@ -51,7 +51,8 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 lab: $(READY)
-	$(BIN)/jupyter lab --ip=127.0.0.1 $(ROOT_MAY) notebooks/01_first_training.ipynb
+	$(BIN)/jupyter lab --ip=127.0.0.1 $(ROOT_MAY) \
+		--LabApp.default_url=/lab/tree/notebooks/01_first_training.ipynb
 
 demo: $(READY)
 	@$(BIN)/python -m workbench.demo -n $(RANKS)
