@@ -196,9 +196,11 @@ class Server:
         # An engine has nothing to save at its end; the controller only its own files, which the
         # client removes with the session's directory. So there is nothing to wait for.
         # Each child leads a group of its own: what it forked itself goes with it.
+        # A child just forked does not lead it yet, so the child itself is killed, too.
         for pid in chosen:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            for kill in (os.kill, os.killpg):
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
         while chosen := {pid for pid in chosen if pid in self.children or group_exists(pid)}:
             self._reap()
             time.sleep(0.001)
