@@ -10,6 +10,8 @@ import importlib
 from typing import Any
 
 REMOTE = "workbench.engine.remote"
+# Metadata of a request whose sender does not listen to the engine's busy and idle messages.
+QUIET = "workbench_quiet"
 
 
 def enter(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

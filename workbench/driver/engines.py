@@ -9,18 +9,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ipyparallel as ipp
-
-from workbench import door, errors
+from workbench import errors
 from workbench.driver import current
 from workbench.driver import session as sessions
 from workbench.driver.cells import CellResult, run_cell
 from workbench.driver.echo import Echo, named
 from workbench.driver.launchers import Launched, local
+from workbench.driver.mail import Mail, then
 from workbench.driver.session import LEASE_S, Session
 from workbench.errors import EnginesError, InputError, StartError, WorldLostError
 from workbench.spec.placement import Place, check_number, place
@@ -50,8 +50,8 @@ class Engines:
         self._pending: dict[int, set[Future]] = {rank: set() for rank in range(self.num_ranks)}
         self._gone: dict[int, str] = {}
         self._stopped = False
-        self._client: ipp.Client | None = None
-        self._views: list[ipp.DirectView] = []
+        self._mail: Mail | None = None
+        self._ids: list[int] = []
         for rank in range(self.num_ranks):
             self.processes.on_exit(rank, lambda code, rank=rank: self._lost(rank, code))
         self.processes.on_controller_exit(self._lost_controller)
@@ -62,29 +62,25 @@ class Engines:
         Raises StartError that says which rank did not come, why, and where its log is.
         """
         deadline_s = time.monotonic() + self.timeouts.total_s
-        self._client = ipp.Client(str(connection_file), timeout=int(self.timeouts.total_s))
-        while len(self._client.ids) < self.num_ranks:
+        self._mail = Mail(connection_file, self.timeouts.total_s)
+        while len(self._mail.engines()) < self.num_ranks:
             if self._gone or time.monotonic() > deadline_s:
                 raise StartError(self._missing())
             time.sleep(0.002)
-        # A view costs a millisecond to make; one a rank serves all calls.
-        self._views = [self._client[engine] for engine in sorted(self._client.ids)]
-        futures = [
-            self._send(
-                rank, "arrive", (self.echo.address, str(self.processes.log(rank)), self._meeting())
-            )
-            for rank in range(self.num_ranks)
-        ]
-        arrived = self._gathered(futures, range(self.num_ranks))
+        self._ids = self._mail.engines()
+        logs = [str(self.processes.log(rank)) for rank in range(self.num_ranks)]
+        everyone = range(self.num_ranks)
+        args = (self.echo.address, logs, self._meeting())
+        arrived = self._gathered(self._post(everyone, "arrive", args), everyone)
         # A rank is what its process was told to be, whatever id the hub gave the engine.
-        order = sorted(range(self.num_ranks), key=lambda index: arrived[index]["rank"])
-        self._views = [self._views[index] for index in order]
+        order = sorted(everyone, key=lambda index: arrived[index]["rank"])
+        self._ids = [self._ids[index] for index in order]
         self.ranks = [arrived[index] for index in order]
 
     def _missing(self) -> str:
-        assert self._client is not None
+        assert self._mail is not None
         # Those that ended are the cause; the others may be on their way.
-        missing = sorted(self._gone or set(range(self.num_ranks)) - set(self._client.ids))
+        missing = sorted(self._gone or set(range(self.num_ranks)) - set(self._mail.engines()))
         first = missing[0]
         why = self._gone.get(first, f"not registered after {self.timeouts.total_s:g} s")
         who = f"{named(missing).capitalize()} of {self.num_ranks} did not come: {why}. "
@@ -105,7 +101,7 @@ class Engines:
             return
         self._gone[rank] = how + local.exit_reason(code)
         for future in list(self._pending[rank]):
-            with contextlib.suppress(Exception):  # it may just have been answered
+            with contextlib.suppress(InvalidStateError):  # it may just have been answered
                 future.set_exception(EnginesError(self._says_gone(rank)))
 
     def _lost_controller(self, code: int) -> None:
@@ -131,32 +127,28 @@ class Engines:
             for rank in chosen:
                 if rank in self._gone:
                     raise EnginesError(self._says_gone(rank))
-            return [self._send(rank, name, args) for rank in chosen]
+            return self._post(chosen, name, args)
 
-    def _send(self, rank: int, name: str, args: tuple) -> Future:
-        assert self._client is not None
-        future: Future = Future()
-        self._pending[rank].add(future)
-        asked = self._views[rank].apply_async(door.enter, name, args, {})
+    def _post(self, ranks: Sequence[int], name: str, args: tuple) -> list[Future]:
+        assert self._mail is not None
+        futures: list[Future] = []
+        asked = self._mail.post([self._ids[rank] for rank in ranks], name, args)
+        for rank, reply in zip(ranks, asked, strict=True):
+            future: Future = Future()
+            self._pending[rank].add(future)
+            futures.append(future)
+            then(reply, partial(self._answered, rank, future))
+        return futures
 
-        def answered(_: Any) -> None:
-            self._pending[rank].discard(future)
-            with contextlib.suppress(Exception):  # the rank's exit may have been told before
-                try:
-                    reply = asked.get()
-                except Exception as error:  # noqa: BLE001 - given to whoever waits
-                    future.set_exception(EnginesError(f"Rank {rank}: {error}"))
-                    return
-                if "error" in reply:
-                    future.set_exception(_raised(reply["error"]))
-                else:
-                    future.set_result(reply["value"])
-            # The client would keep every message for ever.
-            assert self._client is not None
-            self._client.history.clear()
-
-        asked.add_done_callback(answered)
-        return future
+    def _answered(self, rank: int, future: Future, reply: Any) -> None:
+        self._pending[rank].discard(future)
+        with contextlib.suppress(InvalidStateError):  # the rank's exit may have been told before
+            if isinstance(reply, BaseException):
+                future.set_exception(EnginesError(f"Rank {rank}: {reply}"))
+            elif "error" in reply:
+                future.set_exception(_raised(reply["error"]))
+            else:
+                future.set_result(reply["value"])
 
     def call(self, name: str, *args: Any, ranks: Iterable[int] | None = None) -> list[Any]:
         """Run a function of the engine side on ranks; the results in rank order.
@@ -244,12 +236,12 @@ class Engines:
         ended = self.processes.end()
         for futures in self._pending.values():
             for future in list(futures):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(InvalidStateError):
                     future.set_exception(EnginesError("The engines were stopped."))
         self.echo.stop()
         ended.result()
-        if self._client is not None:
-            self._client.close()
+        if self._mail is not None:
+            self._mail.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __repr__(self) -> str:

@@ -55,12 +55,14 @@ class Here:
 _here = Here()
 
 
-def arrive(address: str, log_path: str, meeting: dict) -> dict:
+def arrive(address: str, logs: list[str], meeting: dict) -> dict:
     """First call: capture output, listen for the way out, meet the others.
 
-    address: where the notebook pulls output. -> what the driver shows of this rank.
+    address: where the notebook pulls output. logs: where each rank keeps its output whole.
+    -> what the driver shows of this rank.
     """
     _here.rank = int(os.environ["WORKBENCH_RANK"])
+    log_path = logs[_here.rank]
     _here.namespace = _user_namespace()
     output.start(_here.rank, address, log_path)
     threading.Thread(target=_way_out, name="way-out", daemon=True).start()

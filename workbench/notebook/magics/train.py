@@ -86,8 +86,8 @@ class TrainMagics(Commands):
         Returns the run. An interrupt of --wait pauses the training after the step under way.
         In Python: ``run = engines.train("digits", steps=500)``, ``engines.train(cell=text)``
         """
-        how = {
-            NAMES.get(name, name): value
+        how: dict[str, Any] = {
+            NAMES.get(name) or name: value
             for name, value in vars(options).items()
             if value is not None and name not in OWN
         }
