@@ -27,7 +27,7 @@ print("took", time.perf_counter() - began_s)
 
 def took_s(printed: str) -> float:
     """The number behind `took`."""
-    return float(printed.rsplit("took", 1)[1].split()[0])
+    return float(printed.rpartition("took")[2].split()[0])
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ def main() -> None:
     with kernel() as notebook:
         notebook.run("%load_ext workbench")
         for _ in range(RUNS):
-            words = notebook.run(CELL).rsplit("took", 1)[1].split()
+            words = notebook.run(CELL).rpartition("took")[2].split()
             taken_s.append(float(words[0]))
             left += int(words[2])
         notebook.run("%dist_stop --all")

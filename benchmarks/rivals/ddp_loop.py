@@ -7,6 +7,7 @@ plain way, and looks at no loss.
 
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def main() -> None:
     model = DistributedDataParallel(recipe.model(), gradient_as_bucket_view=True)
     optimizer = recipe.optimizer(model.parameters())
     share = recipe.batch // ranks
-    length = recipe.samples.length
+    length = int(recipe.samples.length or 0)
     position, order = length, torch.empty(0)
     started_s = 0.0
     for step in range(warmup + steps):
@@ -49,7 +50,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def batch_of(recipe: recipes.Recipe, index: torch.Tensor) -> tuple:
+def batch_of(recipe: recipes.Recipe, index: torch.Tensor) -> Any:
     """Inputs and targets of dataset indices, the fast way."""
     source = recipe.samples.source
     if isinstance(source, tuple):

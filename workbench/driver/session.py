@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
 import sys
@@ -13,8 +14,11 @@ from pathlib import Path
 
 from workbench.driver.forks import Forks
 from workbench.spec.placement import Devices
+from workbench.forkserver.processes import start_time
 
 LEASE_S = 600.0
+PREFIX = "workbench-"
+SERVER = "server.json"  # pid and start time, which name a process for ever
 
 
 class Session:
@@ -49,6 +53,17 @@ class Session:
         """End the fork server and all it forked, and remove the directory."""
         self.forks.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def sweep(parent: Path) -> None:
+    """Remove directories whose fork server was killed, which could not do it itself."""
+    for directory in parent.glob(f"{PREFIX}*"):
+        try:
+            pid, started = json.loads((directory / SERVER).read_text())
+        except (OSError, ValueError):
+            continue  # of another user, or being made right now
+        if not started or start_time(pid) != started:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 _sessions: list[Session] = []

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.forkserver import children
+from workbench.forkserver.processes import start_time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -288,13 +289,3 @@ def peer_uid(client: socket.socket) -> int:
     gid = ctypes.c_uint()
     ctypes.CDLL(None).getpeereid(client.fileno(), ctypes.byref(uid), ctypes.byref(gid))
     return uid.value
-
-
-def start_time(pid: int) -> float:
-    """When a process started, which with its pid names it for ever; 0.0 if it is gone."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return 0.0

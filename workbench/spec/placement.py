@@ -42,8 +42,8 @@ class Place:
 
 def check_number(num_ranks: object) -> None:
     """Raise InputError for a number of ranks that is none, whatever the devices."""
-    is_whole = isinstance(num_ranks, int) and not isinstance(num_ranks, bool)
-    if not is_whole or not 1 <= num_ranks <= MAX_RANKS:
+    is_flag = isinstance(num_ranks, bool)
+    if is_flag or not isinstance(num_ranks, int) or not 1 <= num_ranks <= MAX_RANKS:
         raise InputError(f"n={num_ranks!r}: use a number of ranks from 1 to {MAX_RANKS}.")
 
 

@@ -1,0 +1,13 @@
+"""How a process is known: by its pid and start time, never by its name."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def start_time(pid: int) -> float:
+    """When a process started, seconds since the epoch; 0.0 if it is gone."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
