@@ -37,6 +37,7 @@ class Forks:
         self._exited: dict[int, int] = {}
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
+        self._is_cut = False
         # The server reads thread counts when it imports torch, and must stay single-threaded.
         # The NVML check counts CUDA devices without initialising CUDA, which would poison forks.
         env = {
@@ -71,7 +72,8 @@ class Forks:
     @property
     def alive(self) -> bool:
         """Whether the server still runs."""
-        return self._process.poll() is None
+        # The connection ends a little before the process does.
+        return not self._is_cut and self._process.poll() is None
 
     def connect(self) -> None:
         """Connect, once the server listens; it may still be importing, requests then queue.
@@ -109,6 +111,7 @@ class Forks:
         with connection, connection.makefile("rb") as lines, contextlib.suppress(OSError):
             for line in lines:
                 self._take(json.loads(line))
+        self._is_cut = True
         with self._lock:
             self._connection = None
             pending, self._pending = self._pending, {}
@@ -155,6 +158,6 @@ class Forks:
 
     def close(self) -> None:
         """End the server and all its children now."""
-        if self.alive:
+        if self._process.poll() is None:
             self._process.terminate()
         self._process.wait()

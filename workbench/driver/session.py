@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from workbench.driver.forks import Forks
-from workbench.spec.placement import Devices
 from workbench.forkserver.processes import start_time
+from workbench.spec.placement import Devices
 
 LEASE_S = 600.0
 PREFIX = "workbench-"
