@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import tempfile
-import weakref
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -32,11 +31,13 @@ class Session:
         parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         if len(parent) > 60 or not os.access(parent, os.W_OK):
             parent = "/tmp"
-        self.directory = Path(tempfile.mkdtemp(prefix="workbench-", dir=parent))
+        sweep(Path(parent))
+        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self.owner_pid = os.getpid()
         self.forks = Forks(self.directory, LEASE_S)
+        server = [self.forks.pid, start_time(self.forks.pid)]
+        (self.directory / SERVER).write_text(json.dumps(server))
         self._devices: Future | None = None
-        weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True).atexit = False
 
     def warm_up(self) -> None:
         """Ask for the devices now, so that the answer is there when engines are started."""

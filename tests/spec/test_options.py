@@ -1,0 +1,56 @@
+"""Options, layouts and time limits: refused by name, value and what to use instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.errors import InputError, LayoutError
+from workbench.spec.layout import Layout
+from workbench.spec.options import TrainOptions
+from workbench.spec.strategy import STRATEGIES, layout_for
+from workbench.spec.timeouts import Timeouts
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", -1),
+        ("steps", 1.5),
+        ("batch", 0),
+        ("seed", -1),
+        ("accumulate", 0),
+        ("clip", 0.0),
+        ("clip", float("nan")),
+        ("precision", "fp8"),
+        ("save_every", -2),
+    ],
+)
+def test_an_option_out_of_range_is_named_with_its_value(name, value):
+    with pytest.raises(InputError, match=f"{name}=.*use"):
+        TrainOptions(**{name: value})
+
+
+def test_every_strategy_uses_all_ranks():
+    for name in STRATEGIES:
+        for shard in (False, True):
+            assert layout_for(name, 4, shard=shard).world_size == 4
+
+
+def test_a_layout_is_one_short_text():
+    assert str(Layout(dp_replicate=4)) == "dp4"
+    assert str(Layout(dp_shard=2)) == "fsdp2"
+    assert str(Layout(2, 2)) == "dp2 fsdp2"
+    with pytest.raises(LayoutError, match="dp_shard=0"):
+        Layout(dp_shard=0)
+
+
+@pytest.mark.parametrize("total_s", [1, 5, 60, 3600])
+def test_inner_limits_are_shorter_than_outer_ones(total_s):
+    limits = Timeouts(total_s)
+    assert limits.rendezvous_s < limits.total_s < limits.freed_s
+
+
+@pytest.mark.parametrize("total_s", [0, -5, 1e9])
+def test_a_limit_that_is_none_is_refused(total_s):
+    with pytest.raises(InputError, match="timeout"):
+        Timeouts(total_s)
