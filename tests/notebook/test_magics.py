@@ -259,9 +259,10 @@ def test_ranks_that_are_gone_are_named_and_a_stop_clears_them(engines: Kernel):
 
 def test_when_all_is_gone_a_start_begins_anew(engines: Kernel):
     server = psutil.Process(fork_server(engines))
-    ranks = server.children()
+    started = server.children(recursive=True)
     server.kill()
-    psutil.wait_procs(ranks, timeout=20)
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert not alive
     assert "is gone" in engines("%%dist\n1").error
     reply = engines("%dist_start -n 2")
     assert reply.out.startswith("2 ranks on cpu"), reply

@@ -6,15 +6,18 @@ workbench relies on are touched in this file alone (tests/forkserver holds them 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 import types
 from typing import Any
 
 from workbench.door import QUIET
 
+PR_SET_PDEATHSIG = 1  # of Linux: the signal a process gets when its parent ends
 # All that an engine or controller imports on its way to the first step. The first optimizer
 # imports torch._dynamo, ipykernel its debugger and completer: each costs a second if left out.
 PRELOAD = (
@@ -74,6 +77,10 @@ def controller(argv: list[str]) -> None:
     # init_hub sleeps 0.25 s for schedulers that a fork has ready at once.
     quick = types.SimpleNamespace(**{**vars(app.time), "sleep": lambda _seconds: None})
     vars(app)["time"] = quick
+    if sys.platform == "linux":
+        # The heart is a process of its own and outlives a controller that is killed.
+        prctl = ctypes.CDLL(None).prctl
+        os.register_at_fork(after_in_child=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
     sys.argv = ["ipcontroller", *argv]
     app.main(argv)
 

@@ -33,7 +33,6 @@ from typing import Any
 from workbench.forkserver import children
 from workbench.forkserver.processes import start_time
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 IDLE_LEASE_S = 2.0
 
@@ -243,7 +242,7 @@ class Server:
             os.close(fd)
         os.setsid()
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(children.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
         else:
