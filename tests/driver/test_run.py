@@ -55,6 +55,15 @@ def test_pause_resume_step_and_stop(clusters, tmp_path):
     assert run.wait(30)["step"] == stopped + 5
 
 
+def test_a_pause_ends_steps_that_would_take_long(clusters, tmp_path):
+    run = clusters(2).train(cell=GOOD, steps=1, directory=tmp_path, start=False)
+    asked = run.ask("step", n=1_000_000)
+    at = run.pause()
+    assert asked.result(10) == at < 1_000_000
+    assert run.state == "paused"
+    assert run.step(2) == at + 2
+
+
 def test_cells_run_while_it_trains_and_all_ranks_are_at_one_step(clusters, tmp_path):
     engines = clusters(2)
     run = engines.train(cell=GOOD, steps=100_000, directory=tmp_path)

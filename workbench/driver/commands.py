@@ -49,8 +49,9 @@ def step(run: Run, n: int = 1) -> int:
     target = run.step_now + n
     run.goal = max(run.goal, target)
     run.set_state("running")
-    while run.step_now < target:
-        run.feeder.feed(target)
+    while run.step_now < target and not (run.halt.is_set() and not run.feeder.in_flight):
+        if not run.halt.is_set():
+            run.feeder.feed(target)
         try:
             if (replies := run.feeder.next_slice()) is not None:
                 run.book(replies, ending=False)

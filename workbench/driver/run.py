@@ -60,6 +60,8 @@ class Run:
         self.events: list[dict[str, Any]] = []
         self.saved: list[dict[str, Any]] = []
         self._commands: queue.Queue = queue.Queue()
+        # Set while a pause or stop is asked for and not yet done: steps under way give way to it.
+        self.halt = threading.Event()
         self._changed = threading.Condition()
         self.feeder = Feeder(engines)
         self._thread = threading.Thread(target=self._serve, name=f"run-{self.name}", daemon=True)
@@ -84,6 +86,8 @@ class Run:
                 RunError(f"{self.name} is over: {self.message or 'its engines are gone.'}")
             )
         else:
+            if verb in ("pause", "stop"):
+                self.halt.set()
             self._commands.put((verb, how, future))
             if self.state == "running" and verb != "hold":
                 self._wait_word(verb)
@@ -98,8 +102,13 @@ class Run:
         return self.ask("resume", steps=steps).result()
 
     def step(self, n: int = 1) -> int:
-        """Take exactly n steps, then pause -> the step reached."""
-        return self.ask("step", n=n).result()
+        """Take exactly n steps, then pause -> the step reached; an interrupt ends it sooner."""
+        asked = self.ask("step", n=n)
+        try:
+            return asked.result()
+        except KeyboardInterrupt:
+            step = self.pause()
+            raise RunError(f"Interrupted: paused after step {step:,}.") from None
 
     def stop(self) -> int:
         """End the training after the step under way, keeping its state -> the step."""
@@ -220,6 +229,8 @@ class Run:
     def _act(self, verb: str, how: dict, future: Future) -> None:
         if verb == "end":
             return
+        if verb in ("pause", "stop"):
+            self.halt.clear()
         try:
             allowed = ALLOWED.get(self.state, ())
             if verb not in (*allowed, "hold"):
@@ -241,6 +252,9 @@ class Run:
             if self.message != str(error):
                 self.tell("error", str(error))
             future.set_exception(error)
+        except BaseException as error:
+            future.set_exception(error)  # whoever waits must not wait for ever
+            raise
         else:
             self._wait_word("")
             future.set_result(result)
