@@ -95,4 +95,6 @@ class Kernel:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=now)
         self.manager.cleanup_resources()
-        ensure_event_loop().close()  # nobody else does; the next kernel gets another one
+        loop = ensure_event_loop()
+        if not loop.is_running():  # a browser test's is, and is not ours
+            loop.close()  # nobody else does; the next kernel gets another one

@@ -19,5 +19,6 @@ def enter(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
     remote = importlib.import_module(REMOTE)
     try:
         return {"value": getattr(remote, name)(*args, **kwargs)}
-    except Exception as error:  # noqa: BLE001 - the driver raises it, as its own class
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
+        # The driver raises it, as its own class.
         return {"error": remote.told(error)}

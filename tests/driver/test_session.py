@@ -29,12 +29,12 @@ def test_a_directory_whose_server_was_killed_is_swept_and_others_stay():
 def test_a_pid_that_was_given_anew_is_not_taken_for_the_server(tmp_path):
     stale = tmp_path / "workbench-old"
     stale.mkdir()
-    (stale / "server.json").write_text(f"[{os.getpid()}, 1.0]")
+    (stale / "server.json").write_text(f"[[{os.getpid()}, 1.0], [1, 1.0]]")
     mine = tmp_path / "workbench-mine"
     mine.mkdir()
     started = psutil.Process().create_time()
-    (mine / "server.json").write_text(f"[{os.getpid()}, {started}]")
-    sweep(tmp_path)
+    (mine / "server.json").write_text(f"[[{os.getpid()}, {started}], [1, 1.0]]")
+    assert sweep(tmp_path) == [os.getpid()]  # its kernel is gone
     assert not stale.exists()
     assert mine.exists()
 

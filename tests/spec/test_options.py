@@ -47,7 +47,8 @@ def test_a_layout_is_one_short_text():
 @pytest.mark.parametrize("total_s", [1, 5, 60, 3600])
 def test_inner_limits_are_shorter_than_outer_ones(total_s):
     limits = Timeouts(total_s)
-    assert limits.rendezvous_s < limits.total_s < limits.freed_s
+    assert limits.rendezvous_s < limits.total_s
+    assert 5 <= limits.freed_s <= max(5, total_s)
 
 
 @pytest.mark.parametrize("total_s", [0, -5, 1e9])

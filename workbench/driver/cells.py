@@ -107,6 +107,7 @@ class Following:
         self.watch = watch
         self.screen = screen
         self.waiting: set[int] = set()
+        self.futures: dict[int, Future] = {}
         self.replies: dict[int, dict[str, Any]] = {}
         self.has_failed = False
         self.is_told = False
@@ -116,9 +117,15 @@ class Following:
 
     def follow(self, futures: dict[int, Future]) -> None:
         """Have the replies of these ranks come as events."""
+        self.futures |= futures
         self.waiting |= set(futures)
         for rank, future in futures.items():
             future.add_done_callback(lambda done, rank=rank: self.watch.events.put((rank, done)))
+
+    def give_up(self) -> None:
+        """Have nothing queued behind the ranks that are still in the cell."""
+        waiting = {rank: self.futures[rank] for rank in self.waiting}
+        self.engines.mark_stuck(waiting, f"it is still in cell {self.watch.number}")
 
     def until_done(self, limit_s: float | None = None) -> bool:
         """Show output until every rank has answered; False if `limit_s` was over before."""
@@ -220,6 +227,7 @@ def _interrupt(following: Following) -> None:
         done = not following.waiting
     if not done:
         stuck = sorted(following.waiting)
+        following.give_up()
         raise RankError(
             f"The interrupt has not yet ended the cell on {named(stuck)}: it ends when the call "
             "it is in returns. Variables stay; %dist_stop ends the ranks."

@@ -30,6 +30,7 @@ def hold(run: Run, begun: Future, over: threading.Event) -> None:
 def pause(run: Run) -> int:
     """Stop feeding -> the step."""
     run.set_state("paused")
+    run.tell("info", f"paused after step {run.step_now:,}")
     return run.step_now
 
 
@@ -40,6 +41,7 @@ def resume(run: Run, steps: int | None = None) -> int:
     if steps is not None or run.step_now >= run.goal:
         run.goal = run.step_now + (steps or MORE_STEPS)
     run.set_state("running")
+    run.tell("info", f"goes on from step {run.step_now:,} to {run.goal:,}")
     return run.step_now
 
 
@@ -74,10 +76,15 @@ def stop(run: Run) -> int:
 
 def save(run: Run, name: str | None = None) -> str:
     """Write a checkpoint -> its name."""
+    if name is not None and (not isinstance(name, str) or name.isdigit() or name in ("", "last")):
+        raise InputError(
+            f"name={name!r}: use letters, digits, '-' and '_', such as before-lunch; a number "
+            "or 'last' would be read as a step."
+        )
     root = str(run.directory / "checkpoints")
     meta = {"run": run.name, "metrics": run.metrics, "goal": run.goal}
     wanted = name or f"step-{run.step_now}"
-    saved = run.engines.call("save", root, wanted, name is None, meta)[0]
+    saved = run.engines.together("save", root, wanted, name is None, meta)[0]
     run.num_saves += 1
     run.saved = run.checkpoints()
     run.tell("save", f"saved {saved} at step {run.step_now:,}")
@@ -88,7 +95,7 @@ def save(run: Run, name: str | None = None) -> str:
 def restore(run: Run, what: str | int = "last") -> int:
     """Go back to a checkpoint -> its step."""
     path = runs.find(run.directory.parent, what, run=run.name)
-    meta = run.engines.call("restore", str(path.resolve()))[0]
+    meta = run.engines.together("restore", str(path.resolve()))[0]
     run.step_now = meta["step"]
     run.history.rewind(run.step_now)
     run.marks = [mark for mark in run.marks if mark["step"] <= run.step_now]
@@ -106,7 +113,7 @@ def switch(run: Run, shard: bool) -> int:
         return run.step_now
     layout = layout_for("data", run.engines.num_ranks, shard=shard)
     began_s = time.perf_counter()
-    run.engines.call("switch", layout.degrees())
+    run.engines.together("switch", layout.degrees())
     run.about["shard"] = shard
     run.feeder.reset(run.step_now)
     run.marks.append({"step": run.step_now, "label": "sharded" if shard else "replicated"})
@@ -124,7 +131,7 @@ def evaluate(run: Run) -> dict[str, float]:
 def measure(run: Run) -> None:
     """Have the metrics of the step the run is at."""
     if run.about["evaluates"] and run.metrics_step != run.step_now:
-        run.metrics = run.engines.call("evaluate")[0]
+        run.metrics = run.engines.together("evaluate")[0]
         run.metrics_step = run.step_now
         text = ", ".join(f"{key} {value:.4g}" for key, value in run.metrics.items())
         run.tell("info", f"step {run.step_now:,}: {text}")

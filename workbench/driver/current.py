@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from workbench.driver import session
 from workbench.errors import EnginesError, InputError, RunError
 from workbench.spec.placement import check_number
 
@@ -31,8 +32,15 @@ def engines() -> Engines:
     """The engines started last. Raises EnginesError when there are none."""
     found = all_engines()
     if not found:
-        raise EnginesError("No engines are running. %dist_start -n 4 starts four.")
+        raise EnginesError(f"No engines are running. %dist_start -n 4 starts four.{left_over()}")
     return found[-1]
+
+
+def left_over() -> str:
+    """A sentence on ranks of kernels that are gone, or nothing."""
+    if not session.abandoned():
+        return ""
+    return " Ranks of a kernel that is gone wait for their lease: %dist_stop --all ends them."
 
 
 def run() -> Run:

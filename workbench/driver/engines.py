@@ -22,12 +22,15 @@ from workbench.driver.echo import Echo, named
 from workbench.driver.launchers import Launched, local
 from workbench.driver.mail import Mail, then
 from workbench.driver.session import LEASE_S, Session
-from workbench.errors import EnginesError, InputError, StartError, WorldLostError
+from workbench.errors import EnginesError, InputError, StartError, WorkbenchError, WorldLostError
 from workbench.spec.placement import Place, check_number, place
 from workbench.spec.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
+
+# Ending takes a tenth of a second; a fork server that takes longer is not asked again.
+STOP_S = 5.0
 
 
 class Engines:
@@ -49,6 +52,7 @@ class Engines:
         self._lock = threading.Lock()
         self._pending: dict[int, set[Future]] = {rank: set() for rank in range(self.num_ranks)}
         self._gone: dict[int, str] = {}
+        self._stuck: dict[int, tuple[Future, str]] = {}
         self._stopped = False
         self._mail: Mail | None = None
         self._ids: list[int] = []
@@ -127,7 +131,20 @@ class Engines:
             for rank in chosen:
                 if rank in self._gone:
                     raise EnginesError(self._says_gone(rank))
+                if rank in self._stuck:
+                    self._check_stuck(rank)
             return self._post(chosen, name, args)
+
+    def mark_stuck(self, waiting: dict[int, Future], doing: str) -> None:
+        """These ranks do not answer; until they do, nothing more is queued behind them."""
+        for rank, future in waiting.items():
+            self._stuck[rank] = future, doing
+
+    def _check_stuck(self, rank: int) -> None:
+        future, doing = self._stuck[rank]
+        if not future.done():
+            raise EnginesError(f"Rank {rank} does not answer: {doing}. %dist_stop ends the ranks.")
+        del self._stuck[rank]
 
     def _post(self, ranks: Sequence[int], name: str, args: tuple) -> list[Future]:
         assert self._mail is not None
@@ -174,6 +191,33 @@ class Engines:
         if len(at) < self.num_ranks:
             error.add_note(f"  on {named(at)}")
         raise error
+
+    def together(self, name: str, *args: Any) -> list[Any]:
+        """`call` on all ranks for what they do in collectives, which one may leave by raising.
+
+        The process group is then made anew; what failed only because it was broken before is
+        done again.
+        """
+        try:
+            return self.call(name, *args)
+        except WorkbenchError as error:
+            is_mended = self._mend()
+            if not (is_mended and isinstance(error, WorldLostError)):
+                raise
+        try:
+            return self.call(name, *args)
+        except WorldLostError as error:
+            self._mend()
+            raise EnginesError(
+                f"The process group broke off twice in {name}. %dist_stop, then %dist_start "
+                "brings new ranks."
+            ) from error
+
+    def _mend(self) -> bool:
+        if not self.alive or not any(self.call("is_broken")):
+            return False
+        self.rejoin()
+        return True
 
     def rejoin(self) -> None:
         """Have all ranks meet again in a new world, keeping a training's state."""
@@ -239,7 +283,10 @@ class Engines:
                 with contextlib.suppress(InvalidStateError):
                     future.set_exception(EnginesError("The engines were stopped."))
         self.echo.stop()
-        ended.result()
+        try:
+            ended.result(STOP_S)
+        except (TimeoutError, EnginesError):
+            self.processes.kill()  # the fork server does not answer
         if self._mail is not None:
             self._mail.close()
         shutil.rmtree(self.directory, ignore_errors=True)

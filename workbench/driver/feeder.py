@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SLICE_S = 0.4
 DEPTH = 2
+LONG_STEP_S = 1.0
 # A slice may grow only so fast: the first steps of a training are slower than the rest.
 GROWTH = 4
 
@@ -43,6 +44,7 @@ class Feeder:
         self._queued: deque[InFlight] = deque()
         self._submitted = 0
         self._num_steps = 1
+        self._step_s = 0.0
         self._follows = False
 
     @property
@@ -59,7 +61,9 @@ class Feeder:
 
     def feed(self, goal: int) -> None:
         """Queue slices up to the depth, none beyond the goal."""
-        while len(self._queued) < DEPTH and self._submitted < goal:
+        # With long steps a second slice gains nothing, and a pause would have to wait for it.
+        depth = DEPTH if self._step_s < LONG_STEP_S else 1
+        while len(self._queued) < depth and self._submitted < goal:
             num_steps = min(self._num_steps, goal - self._submitted)
             futures = self.engines.submit("run_slice", num_steps, self._follows)
             self._follows = True
@@ -74,7 +78,7 @@ class Feeder:
         if not self._queued:
             return None
         oldest = self._queued[0]
-        replies = _answers(oldest.futures, self.engines.timeouts.freed_s)
+        replies = self._answers(oldest.futures)
         self._queued.popleft()
         if not self._queued:
             self._follows = False
@@ -84,6 +88,7 @@ class Feeder:
     def _adapt(self, num_steps: int, replies: list[dict[str, Any]]) -> None:
         taken_s = sum(replies[0]["columns"]["wall_s"])
         if taken_s > 0 and len(replies[0]["columns"]["wall_s"]) == num_steps:
+            self._step_s = taken_s / num_steps
             fitting = round(SLICE_S * num_steps / taken_s)
             self._num_steps = max(1, min(fitting, GROWTH * num_steps))
 
@@ -93,27 +98,25 @@ class Feeder:
             if (replies := self.next_slice()) is not None:
                 advance(history.add(replies))
 
-    def first_cause(self, told: dict[int, dict[str, Any]]) -> WorkbenchError:
-        """One error for what the ranks raised in a slice: the first cause, with its ranks."""
+    def first_cause(self, told: dict[int, dict[str, Any]], step: int) -> WorkbenchError:
+        """One error for what the ranks raised in a slice: the first cause, with its ranks.
+
+        step: the last one that all have finished.
+        """
         causes = {rank: error for rank, error in told.items() if error["name"] != "WorldLostError"}
         chosen = causes or told
         first = min(chosen)
-        same = [
-            r
-            for r, e in chosen.items()
-            if (e["name"], e["text"]) == (chosen[first]["name"], chosen[first]["text"])
-        ]
         name, text = chosen[first]["name"], chosen[first]["text"]
-        known = name in kinds.all_errors()
-        where = (
-            f"{named(same).capitalize()}: "
-            if len(same) < self.engines.num_ranks or not known
-            else ""
-        )
-        error = kinds.rebuilt(name, text) if known else kinds.RankError(f"{where}{name}: {text}")
-        if known and where:
-            error = type(error)(f"{where}{text}")
-        for line in chosen[first]["lines"]:
+        same = [rank for rank, e in chosen.items() if (e["name"], e["text"]) == (name, text)]
+        error = kinds.rebuilt(name, text)
+        lines = chosen[first]["lines"]
+        if name not in kinds.all_errors():
+            who = f"{named(same).capitalize()} at step {step + 1:,}"
+            last = f" ({lines[-1]})" if lines else ""
+            error = kinds.RankError(f"{who}: {name}: {text}{last}")
+        elif len(same) < self.engines.num_ranks:
+            error = type(error)(f"{named(same).capitalize()}: {text}")
+        for line in lines:
             error.add_note(f"  {line}")
         return error
 
@@ -126,34 +129,33 @@ class Feeder:
             )
         self.engines.call("adopt", positions.index(max(positions)))
 
+    def _answers(self, futures: list[Future]) -> list[dict[str, Any]]:
+        """Results of all; once one has failed the rest must follow soon."""
+        waiting = _unanswered(futures, self.engines.timeouts.freed_s)
+        if waiting:
+            self.engines.mark_stuck(waiting, "it is still in a step that the others left")
+            raise RunError(
+                f"{named(waiting).capitalize()} did not come back from a step that the others "
+                "left. %dist_stop ends the ranks."
+            )
+        for future in futures:
+            if (error := future.exception()) is not None:
+                raise error if isinstance(error, WorkbenchError) else EnginesError(str(error))
+        return [future.result() for future in futures]
 
-def _answers(futures: list[Future], freed_s: float) -> list[dict[str, Any]]:
-    """Results of all; once one has failed the rest must follow within `freed_s`."""
+
+def _unanswered(futures: list[Future], freed_s: float) -> dict[int, Future]:
+    """Ranks that do not answer within `freed_s` after one has failed."""
     limit_s: float | None = None
-    failure: BaseException | None = None
-    pending = set(futures)
-    while pending:
-        done = [future for future in pending if future.done()]
-        if not done:
-            _wait_any(pending, limit_s)
-            if limit_s is not None and time.monotonic() > limit_s:
-                missing = [rank for rank, future in enumerate(futures) if future in pending]
-                raise RunError(
-                    f"{named(missing).capitalize()} did not answer. %dist_stop ends the ranks."
-                )
-            continue
-        pending -= set(done)
-        for future in done:
-            error = future.exception()
-            if error is not None:
-                failure = failure or error
-            if (error is not None or future.result()["error"]) and limit_s is None:
-                limit_s = time.monotonic() + freed_s
-    if failure is not None:
-        raise failure if isinstance(failure, WorkbenchError) else EnginesError(str(failure))
-    return [future.result() for future in futures]
-
-
-def _wait_any(futures: set[Future], limit_s: float | None) -> None:
-    left_s = None if limit_s is None else max(0.0, limit_s - time.monotonic()) + 0.001
-    wait(futures, left_s, return_when=FIRST_COMPLETED)
+    waiting = dict(enumerate(futures))
+    while waiting:
+        left_s = None if limit_s is None else max(0.0, limit_s - time.monotonic())
+        wait(waiting.values(), left_s, return_when=FIRST_COMPLETED)
+        for rank, future in list(waiting.items()):
+            if future.done():
+                del waiting[rank]
+                if limit_s is None and (future.exception() or future.result()["error"]):
+                    limit_s = time.monotonic() + freed_s
+        if limit_s is not None and time.monotonic() >= limit_s:
+            break
+    return waiting

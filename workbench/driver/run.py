@@ -59,6 +59,7 @@ class Run:
         self.marks: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
         self.saved: list[dict[str, Any]] = []
+        self._told_of_journal = False
         self._commands: queue.Queue = queue.Queue()
         # Set while a pause or stop is asked for and not yet done: steps under way give way to it.
         self.halt = threading.Event()
@@ -69,6 +70,8 @@ class Run:
     def begin(self, *, running: bool) -> None:
         """Start the thread that serves the run."""
         self.state = "running" if running and self.goal else "paused"
+        for note in self.about["notes"]:
+            self.tell("warning", note)
         self.tell(
             "info", f"{self.name}: {self.about['parameters']:,} parameters, {self.layout_text}"
         )
@@ -93,13 +96,22 @@ class Run:
                 self._wait_word(verb)
         return future
 
+    def _result(self, verb: str, **how: Any) -> Any:
+        """What a command gives; an interrupt ends the waiting, not the command."""
+        try:
+            return self.ask(verb, **how).result()
+        except KeyboardInterrupt:
+            raise RunError(
+                f"Interrupted while waiting for {verb}, which goes on. %dist_status shows the rest."
+            ) from None
+
     def pause(self) -> int:
         """Stop between two steps -> the step; the state stays on the ranks."""
-        return self.ask("pause").result()
+        return self._result("pause")
 
     def resume(self, steps: int | None = None) -> int:
         """Go on, to the goal or `steps` further -> the step it goes on from."""
-        return self.ask("resume", steps=steps).result()
+        return self._result("resume", steps=steps)
 
     def step(self, n: int = 1) -> int:
         """Take exactly n steps, then pause -> the step reached; an interrupt ends it sooner."""
@@ -107,28 +119,39 @@ class Run:
         try:
             return asked.result()
         except KeyboardInterrupt:
-            step = self.pause()
-            raise RunError(f"Interrupted: paused after step {step:,}.") from None
+            return self._give_way()
+
+    def _give_way(self) -> int:
+        """What an interrupt means: pause after the step under way; the second breaks it off."""
+        asked = self.ask("pause")
+        try:
+            step = asked.result()
+        except KeyboardInterrupt:
+            self.engines.interrupt()
+            raise RunError(
+                "Interrupted twice: the step under way is broken off. %dist_status shows the rest."
+            ) from None
+        raise RunError(f"Interrupted: paused after step {step:,}. %dist_resume goes on.")
 
     def stop(self) -> int:
         """End the training after the step under way, keeping its state -> the step."""
-        return self.ask("stop").result()
+        return self._result("stop")
 
     def save(self, name: str | None = None) -> str:
         """Write a checkpoint -> its name, `step-<n>` unless given."""
-        return self.ask("save", name=name).result()
+        return self._result("save", name=name)
 
     def restore(self, what: str | int = "last") -> int:
         """Go back to a checkpoint (name, step, path or 'last') -> its step."""
-        return self.ask("restore", what=what).result()
+        return self._result("restore", what=what)
 
     def switch(self, *, shard: bool) -> int:
         """Go on replicated or sharded, from the same step -> that step."""
-        return self.ask("switch", shard=shard).result()
+        return self._result("switch", shard=shard)
 
     def evaluate(self) -> dict[str, float]:
         """The recipe's metrics now."""
-        return self.ask("evaluate").result()
+        return self._result("evaluate")
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -165,12 +188,19 @@ class Run:
         """The run's checkpoints, the newest last."""
         return checkpoints.list_in(self.directory / "checkpoints")
 
-    def end(self) -> None:
-        """Leave the ranks: the engines stop, or another training takes its place."""
+    def give_up_ranks(self) -> str:
+        """End for another training that takes the ranks -> what became of this one."""
+        step = f"{self.name} is over at step {self.step_now:,}"
+        kept = (
+            f"its last checkpoint is {self.saved[-1]['name']}" if self.saved else "it was not saved"
+        )
+        self.end(f"Another training took the ranks at step {self.step_now:,}.")
+        return f"{step}, and {kept}"
+
+    def end(self, why: str = "Its engines were stopped.") -> None:
+        """Leave the ranks, for ever."""
         if self.state != "gone":
-            self.set_state(
-                "gone", self.message or "Its engines were stopped or given to another training."
-            )
+            self.set_state("gone", self.message or why)
             self._commands.put(("end", {}, Future()))
         if threading.current_thread() is not self._thread and self._thread.ident:
             self._thread.join(self.engines.timeouts.total_s)
@@ -247,7 +277,6 @@ class Run:
                 self._wait_word(verb)
             result = commands.VERBS[verb](self, **how)
         except WorkbenchError as error:
-            self._mend(error)
             self._wait_word("")
             if self.message != str(error):
                 self.tell("error", str(error))
@@ -266,11 +295,15 @@ class Run:
         if errors:
             self._recover(errors)
             return
+        if not all(reply["is_journaled"] for reply in replies) and not self._told_of_journal:
+            self._told_of_journal = True
+            self.tell("warning", f"the journal cannot be written any more: {self.directory}")
         every = self.options.save_every
         if every and self.step_now % every == 0 and not self.feeder.in_flight:
             self._save_by_itself()
         if ending and self.step_now >= self.goal and not self.feeder.in_flight:
             commands.measure(self)
+            self.tell("info", f"finished with step {self.step_now:,}")
             self.set_state("finished")
         self._bump()
 
@@ -286,24 +319,20 @@ class Run:
 
     def _recover(self, errors: dict[int, dict[str, Any]]) -> None:
         """Ranks raised: bring all back to the last step that all have finished."""
-        error = self.feeder.first_cause(errors)
+        error = self.feeder.first_cause(errors, self.step_now)
         self.feeder.drain(self.history, self._advance)
-        self.engines.rejoin()
-        positions = self.engines.call("position")
-        if len(set(positions)) > 1:
-            self.feeder.agree(positions, sharded=self.about["shard"])
-        self.step_now = max(positions)
+        try:
+            self.engines.rejoin()
+            positions = self.engines.call("position")
+            if len(set(positions)) > 1:
+                self.feeder.agree(positions, sharded=self.about["shard"])
+            self.step_now = max(positions)
+        except WorkbenchError as second:
+            if not self.engines.alive:
+                raise
+            error.add_note(f"  and then: {second}")
         self.feeder.reset(self.step_now)
         raise error
-
-    def _mend(self, error: WorkbenchError) -> None:
-        """A command that failed on one rank alone has freed the others: bring them together."""
-        try:
-            if self.engines.alive and any(self.engines.call("is_broken")):
-                self.engines.rejoin()
-                self.feeder.reset(self.step_now)
-        except WorkbenchError as second:
-            error.add_note(f"  and then: {second}")
 
     def fail(self, error: WorkbenchError) -> None:
         """Stop with what went wrong as the message."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from concurrent.futures import Future
@@ -27,16 +29,13 @@ class Session:
     """
 
     def __init__(self) -> None:
-        # A Unix socket's path may have 107 bytes, which a deep TMPDIR would use up.
-        parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-        if len(parent) > 60 or not os.access(parent, os.W_OK):
-            parent = "/tmp"
-        sweep(Path(parent))
+        parent = parent_directory()
+        sweep(parent)
         self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self.owner_pid = os.getpid()
         self.forks = Forks(self.directory, LEASE_S)
-        server = [self.forks.pid, start_time(self.forks.pid)]
-        (self.directory / SERVER).write_text(json.dumps(server))
+        known = [[pid, start_time(pid)] for pid in (self.forks.pid, self.owner_pid)]
+        (self.directory / SERVER).write_text(json.dumps(known))
         self._devices: Future | None = None
 
     def warm_up(self) -> None:
@@ -56,15 +55,43 @@ class Session:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def sweep(parent: Path) -> None:
-    """Remove directories whose fork server was killed, which could not do it itself."""
+def sweep(parent: Path) -> list[int]:
+    """Remove directories whose fork server was killed, which could not do it itself.
+
+    -> pids of the fork servers that live, but whose kernel is gone: their lease is running.
+    """
+    abandoned = []
     for directory in parent.glob(f"{PREFIX}*"):
         try:
-            pid, started = json.loads((directory / SERVER).read_text())
-        except (OSError, ValueError):
+            (pid, started), (owner, owner_started) = json.loads((directory / SERVER).read_text())
+        except (OSError, ValueError, TypeError):
             continue  # of another user, or being made right now
         if not started or start_time(pid) != started:
             shutil.rmtree(directory, ignore_errors=True)
+        elif start_time(owner) != owner_started:
+            abandoned.append(pid)
+    return abandoned
+
+
+def abandoned() -> list[int]:
+    """Pids of fork servers whose ranks wait for a kernel that is gone."""
+    return sweep(parent_directory())
+
+
+def end_abandoned() -> int:
+    """End the ranks of kernels that are gone -> how many kernels that were."""
+    pids = abandoned()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)  # which ends its children and removes its directory
+    return len(pids)
+
+
+def parent_directory() -> Path:
+    """Where sessions are made."""
+    # A Unix socket's path may have 107 bytes, which a deep TMPDIR would use up.
+    parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(parent if len(parent) <= 60 and os.access(parent, os.W_OK) else "/tmp")
 
 
 _sessions: list[Session] = []

@@ -72,25 +72,38 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
         # Data that the cell draws at random must be the same on all ranks.
         engines.call("reseed", chosen.seed or 0)
         engines.run_cell(cell)
-    if engines.run is not None:
-        engines.run.end()
-        engines.run = None
     folder = _make_folder(Path(directory), recipe or "cell")
     try:
-        about = engines.call(
-            "build", recipe, cell is not None, layout.degrees(), chosen.to_dict(), str(folder)
-        )[0]
+        about = _agreed(
+            engines.together(
+                "build", recipe, cell is not None, layout.degrees(), chosen.to_dict(), str(folder)
+            )
+        )
     except BaseException:
         _remove(folder)
         raise
-    run = Run(engines, {**about, "shard": shard}, chosen, folder)
+    before, run = engines.run, Run(engines, {**about, "shard": shard}, chosen, folder)
     engines.run = run
     run.begin(running=False)
+    if before is not None:
+        run.tell("info", before.give_up_ranks())
     if found is not None:
         run.restore(str(found))
     if start and chosen.steps:
         run.resume()
     return run
+
+
+def _agreed(built: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all ranks built. Raises RecipeError when one built something else."""
+    for rank, about in enumerate(built):
+        for key, what in (("names", "model"), ("samples", "data"), ("batch", "batch")):
+            if about[key] != built[0][key]:
+                raise RecipeError(
+                    f"Rank {rank} has another {what} than rank 0. A recipe must give the same on "
+                    "all ranks: do not let it depend on `rank`."
+                )
+    return built[0]
 
 
 def _make_folder(root: Path, name: str) -> Path:

@@ -29,9 +29,10 @@ import torch
 from workbench.engine import cell, checkpoint, output, source, state
 from workbench.engine import recipe as recipes
 from workbench.engine.metered_group import Meter
-from workbench.engine.trainer import Plan, Trainer, is_peer_gone
+from workbench.engine.told import MOST_CHARS, told
+from workbench.engine.trainer import Plan, Trainer
 from workbench.engine.world import Meeting, World
-from workbench.errors import RunError, WorkbenchError, WorldLostError
+from workbench.errors import CheckpointError, RunError, WorldLostError
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
 from workbench.spec.records import COLUMNS
@@ -48,6 +49,7 @@ class Here:
     trainer: Trainer | None = None
     directory: Path | None = None
     broken: bool = False
+    interruptible: bool = False
     cell: str = ""
     ended_s: float | None = None
 
@@ -78,36 +80,44 @@ def arrive(address: str, logs: list[str], meeting: dict) -> dict:
     }
 
 
-def join(meeting: dict) -> None:
-    """Meet the other ranks of an attempt, leaving the world before it, and keep the training."""
-    kept = _kept_state()
+def join(meeting: dict) -> str:
+    """Meet the other ranks of an attempt, leaving the world before it, and keep the training.
+
+    -> "", or why the training could not be kept: the user's optimizer raises when asked for its
+    state, say. The ranks have met all the same.
+    """
+    lost = ""
+    kept = None
+    if _here.trainer is not None:
+        try:
+            kept = _kept_state(_here.trainer)
+        except Exception as error:  # noqa: BLE001 - said, and the ranks meet
+            lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
     leave()
-    world = World(Meeting(rank=_here.rank, **meeting), _here.meter)
-    _here.world = world
+    _here.world = World(Meeting(rank=_here.rank, **meeting), _here.meter)
     _here.broken = False
-    _here.namespace |= {
-        "rank": _here.rank,
-        "world_size": world.size,
-        "device": world.device,
-        "dist": torch.distributed,
-        "torch": torch,
-    }
     if kept is not None:
-        plan, layout, pieces, groups, step, samples = kept
-        _here.trainer = trainer = Trainer(plan, layout, world)
-        state.load(trainer.model, trainer.optimizer, pieces)
-        state.set_settings(trainer.model, trainer.optimizer, groups)
-        trainer.step, trainer.samples = step, samples
+        try:
+            _here.trainer = _rebuilt(kept, _here.world)
+        except Exception as error:  # noqa: BLE001 - said, and the ranks meet
+            lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
+    return lost
 
 
-def _kept_state() -> tuple | None:
+def _kept_state(trainer: Trainer) -> tuple:
     """The training's state as this rank holds it, independent of its world."""
-    trainer = _here.trainer
-    if trainer is None:
-        return None
     pieces = state.take(trainer.model, trainer.optimizer)
     groups = state.settings(trainer.model, trainer.optimizer)
     return trainer.plan, trainer.layout, pieces, groups, trainer.step, trainer.samples
+
+
+def _rebuilt(kept: tuple, world: World) -> Trainer:
+    plan, layout, pieces, groups, step, samples = kept
+    trainer = Trainer(plan, layout, world)
+    state.load(trainer.model, trainer.optimizer, pieces)
+    state.set_settings(trainer.model, trainer.optimizer, groups)
+    trainer.step, trainer.samples = step, samples
+    return trainer
 
 
 def leave() -> None:
@@ -121,9 +131,22 @@ def leave() -> None:
 
 def run_cell(text: str, number: int) -> dict:
     """Execute a user's cell; see engine/cell.py."""
-    reply = cell.run(text, number, _here.namespace)
-    _here.cell = source.file_name(number)
-    return reply
+    if _here.world is not None:
+        # Anew for each cell: one that sets `rank` must not mislead the next.
+        _here.namespace |= {
+            "rank": _here.rank,
+            "world_size": _here.world.size,
+            "device": _here.world.device,
+            "dist": torch.distributed,
+            "torch": torch,
+        }
+    streams = sys.stdout, sys.stderr
+    try:
+        return cell.run(text, number, _here.namespace)
+    finally:
+        _here.cell = source.file_name(number)
+        # The engine flushes them before it answers: a cell may not take them away.
+        sys.stdout, sys.stderr = streams
 
 
 def reseed(seed: int) -> None:
@@ -143,17 +166,17 @@ def _defined_by_cell() -> dict[str, Any]:
 def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, directory: str) -> dict:
     """Make a training: a built-in recipe by name, or what the last cell defined.
 
-    -> what the driver shows of the recipe. Raises RecipeError or InputError.
+    -> what the driver shows of the recipe. Raises RecipeError or InputError, and the training that
+    was there is there still.
     """
-    end_training()
     chosen = TrainOptions(**options)
-    if from_cell:
-        found = recipes.from_namespace(_defined_by_cell(), recipe, chosen.size)
-    else:
-        found = recipes.builtin(str(recipe), chosen.size)
-    found = found.changed(batch=chosen.batch, seed=chosen.seed)
-    world = _world()
-    trainer = Trainer(Plan(found, chosen), Layout(**layout), world)
+    with _together():
+        if from_cell:
+            found = recipes.from_namespace(_defined_by_cell(), recipe, chosen.size)
+        else:
+            found = recipes.builtin(str(recipe), chosen.size)
+        found = found.changed(batch=chosen.batch, seed=chosen.seed)
+        trainer = Trainer(Plan(found, chosen), Layout(**layout), _world())
     _here.trainer = trainer
     _here.directory = Path(directory)
     _here.ended_s = None
@@ -166,6 +189,9 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         "size": found.size,
         "parameters": trainer.num_parameters(),
         "evaluates": found.evaluate is not None,
+        "samples": found.samples.length,
+        "names": state.digest(trainer.model),
+        "notes": trainer.notes(),
     }
 
 
@@ -189,18 +215,30 @@ def run_slice(num_steps: int, follows: bool) -> dict:
     if _here.broken:
         error = {"name": "WorldLostError", "text": "queued behind an error", "lines": []}
     else:
+        before = signal.signal(signal.SIGINT, _interrupted)
         try:
             since_s = _here.ended_s if follows else None
+            _here.interruptible = True
             _here.ended_s = trainer.run_steps(num_steps, columns, since_s=since_s)
-        except Exception as raised:  # noqa: BLE001 - whatever the user's code raises ends the slice
+            _here.interruptible = False
+        except (Exception, KeyboardInterrupt, SystemExit) as raised:  # noqa: BLE001 - told
+            _here.interruptible = False
             error = told(raised)
             _break_off(raised)
+        finally:
+            signal.signal(signal.SIGINT, before)
     reply = {"rank": _here.rank, "first": first, "step": trainer.step, "columns": columns}
-    _journal(reply)
-    return {**reply, "error": error}
+    return {**reply, "error": error, "is_journaled": _journal(reply)}
 
 
-def _break_off(raised: Exception) -> None:
+def _interrupted(*_: object) -> None:
+    """SIGINT ends the step under way, once, and nothing of what follows it."""
+    if _here.interruptible:
+        _here.interruptible = False
+        raise KeyboardInterrupt
+
+
+def _break_off(raised: BaseException) -> None:
     """Free the ranks that wait for this one; nothing of the failed step stays."""
     _here.broken = True
     if _here.world is not None:
@@ -213,14 +251,19 @@ def _break_off(raised: Exception) -> None:
         _here.trainer.optimizer.zero_grad(set_to_none=True)
 
 
-def _journal(reply: dict) -> None:
+def _journal(reply: dict) -> bool:
+    """Append to this rank's journal; False where the disk does not take it."""
     if _here.directory is None or not reply["columns"]["loss"]:
-        return
+        return True
     path = _here.directory / "journal" / f"rank{_here.rank}.jsonl"
     line = json.dumps({"time_s": time.time(), **reply}, separators=(",", ":"))
     # The journal is a copy of what the driver gets; a full disk must not end the training.
-    with contextlib.suppress(OSError), path.open("a") as file:
-        file.write(line + "\n")
+    try:
+        with path.open("a") as file:
+            file.write(line + "\n")
+    except OSError:
+        return False
+    return True
 
 
 def position() -> int:
@@ -238,7 +281,9 @@ def _together() -> Iterator[None]:
     """Collective work: a rank that raises frees those that wait for it."""
     try:
         yield
-    except Exception as raised:
+    except CheckpointError:
+        raise  # the ranks have agreed on it, and are together
+    except (Exception, KeyboardInterrupt, SystemExit) as raised:
         _break_off(raised)
         raise
 
@@ -265,17 +310,19 @@ def save(root: str, name: str, unique: bool, meta: dict) -> str:
         "tied": state.tied(trainer.model),
         "optimizer": state.settings(trainer.model, trainer.optimizer),
     }
-    pieces = state.take(trainer.model, trainer.optimizer)
-    return checkpoint.save(pieces, whole, Path(root), name, unique=unique)["name"]
+    with _together():
+        pieces = state.take(trainer.model, trainer.optimizer)
+        return checkpoint.save(pieces, whole, Path(root), name, unique=unique)["name"]
 
 
 def restore(path: str) -> dict:
     """Read a checkpoint into the training, at any number of ranks -> its meta."""
     trainer = _trainer()
-    pieces = state.take(trainer.model, trainer.optimizer)
-    meta = checkpoint.load(Path(path), pieces)
-    state.load(trainer.model, trainer.optimizer, pieces)
-    state.set_settings(trainer.model, trainer.optimizer, meta["optimizer"])
+    with _together():
+        pieces = state.take(trainer.model, trainer.optimizer)
+        meta = checkpoint.load(Path(path), pieces)
+        state.load(trainer.model, trainer.optimizer, pieces)
+        state.set_settings(trainer.model, trainer.optimizer, meta["optimizer"])
     trainer.step, trainer.samples = meta["step"], meta["samples"]
     return {"step": trainer.step, "layout": meta["layout"]}
 
@@ -305,21 +352,6 @@ def adopt(source_rank: int) -> int:
     return trainer.step
 
 
-def told(error: BaseException) -> dict:
-    """An exception as plain data: class, sentence, and the user's lines that led to it."""
-    if is_peer_gone(error):
-        return {"name": WorldLostError.__name__, "text": str(error).splitlines()[0], "lines": []}
-    if isinstance(error, WorkbenchError):
-        report = source.report(error.__cause__, "") if error.__cause__ else None
-        return {
-            "name": type(error).__name__,
-            "text": str(error),
-            "lines": report["traceback"] if report else [],
-        }
-    report = source.report(error, "")
-    return {"name": report["name"], "text": report["text"], "lines": report["traceback"]}
-
-
 def _way_out() -> None:
     """Free the main thread from a collective on SIGUSR1, which only this thread takes.
 
@@ -339,8 +371,9 @@ def _user_namespace() -> dict[str, Any]:
 
 
 def _world() -> World:
-    if _here.world is None:
-        raise RunError("The ranks have no process group. %dist_start makes one.")
+    if _here.world is None or _here.broken or not torch.distributed.is_initialized():
+        _here.broken = True
+        raise WorldLostError("the process group is gone")
     return _here.world
 
 

@@ -8,9 +8,11 @@ function of the state alone and can be redone after any interruption.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import random
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +26,7 @@ from workbench.engine import axes
 from workbench.engine.data import shares
 from workbench.engine.recipe import Recipe, explain
 from workbench.engine.world import World
-from workbench.errors import RunError, WorldLostError
+from workbench.errors import RecipeError, RunError, WorldLostError
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
 from workbench.spec.records import COLUMNS
@@ -50,17 +52,54 @@ class Trainer:
         self.world = world
         self.step = 0
         self.samples = 0
+        self._uses: axes.Uses | None = None
         recipe, options = plan.recipe, plan.options
         all_shares = shares(recipe.batch, layout.dp, options.accumulate)
         self.microbatches = all_shares[world.rank]
         with seeded(recipe.seed):
             self.model = recipe.model().to(world.device)
-        self._wrapped, self._axes = self.model, axes.used(layout)
-        for axis in self._axes:
-            self._wrapped = axis.spread(self._wrapped, world.device, layout.world_size)
+        self._trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        self._axes = axes.used(layout)
+        # Until the first step has shown which parameters take part in the loss.
+        self._seeks_unused = layout.dp_replicate > 1
+        self._wrapped = self._spread()
         self.optimizer = recipe.optimizer(self.model.parameters())
+        _check_params(self.optimizer, self.model)
         # DDP's reducer waits for its buckets in C++, out of the meter's sight.
         self._waits_in_reducer = isinstance(self._wrapped, DistributedDataParallel)
+
+    def _spread(self) -> nn.Module:
+        wrapped = self.model
+        for axis in self._axes:
+            wrapped = axis.spread(wrapped, self.world, seeks_unused=self._seeks_unused)
+        return wrapped
+
+    def _settle(self, uses: axes.Uses) -> None:
+        """After the first step: stop looking for unused parameters where no rank has any.
+
+        The look costs each step a walk of the graph, and is decided by all ranks together.
+        """
+        unused = torch.tensor([len(uses.unused())], device=self.world.device)
+        torch.distributed.all_reduce(unused)
+        uses.close()
+        self._uses = None
+        if not int(unused):
+            self._seeks_unused = False
+            del self._wrapped
+            gc.collect()  # the old reducer's hooks sit on the parameters
+            self._wrapped = self._spread()
+
+    def notes(self) -> list[str]:
+        """What of this model depends on the number of ranks, to be told at the start."""
+        if self.layout.dp == 1:
+            return []
+        kinds = {type(part).__name__ for part in self.model.modules()}
+        told = []
+        if any("BatchNorm" in kind and "Sync" not in kind for kind in kinds):
+            told.append("BatchNorm takes its statistics from each rank's share of the batch")
+        if any("Dropout" in kind for kind in kinds):
+            told.append("Dropout draws other masks at another number of ranks")
+        return told
 
     def run_steps(
         self, num_steps: int, columns: dict[str, list], *, since_s: float | None
@@ -73,6 +112,8 @@ class Trainer:
         that before the step), WorldLostError when another rank left.
         """
         self._wrapped.train()
+        if self._seeks_unused and self._uses is None:
+            self._uses = axes.Uses(self.model)
         ended_s = since_s or time.perf_counter()
         for _ in range(num_steps):
             ended_s = self._take_step(ended_s, columns)
@@ -96,7 +137,11 @@ class Trainer:
             busy_s += done_s - fetched_s
             if self._waits_in_reducer and meter.last_launch_s > fetched_s:
                 launch_to_end_s += done_s - meter.last_launch_s
+        if not self._seeks_unused:
+            self._check_all_used()
         self._update()
+        if self._uses is not None:
+            self._settle(self._uses)
         ended_s = time.perf_counter()
         busy_s += ended_s - done_s
         self.samples += self.plan.recipe.batch
@@ -135,7 +180,7 @@ class Trainer:
 
     def _forward_backward(self, inputs: Any, target: Any, count: int) -> float:
         """One microbatch; returns its part of the mean loss over the global batch."""
-        recipe = self.plan.recipe
+        recipe, batch = self.plan.recipe, (inputs, target)
         output = None
         try:
             with self._precision():
@@ -143,7 +188,7 @@ class Trainer:
                 loss = recipe.loss(output, target)
         except Exception as error:
             if self.step == 0 and not is_peer_gone(error):
-                told = explain(error, recipe, (inputs, target), output)
+                told = None if raised_by_user(error) else explain(error, recipe, batch, output)
                 if told is not None:
                     raise told from error
             raise
@@ -157,6 +202,17 @@ class Trainer:
         # The axes average over their ranks; weighted so, the average is the mean over samples.
         (loss * (share * self.layout.dp)).backward()
         return value
+
+    def _check_all_used(self) -> None:
+        """Raises RecipeError for a parameter without gradient that the first step had used."""
+        if not self._waits_in_reducer:
+            return
+        missing = [name for name, param in self._trained if param.grad is None]
+        if missing:
+            raise RecipeError(
+                f"{', '.join(missing[:3])} took no part in the loss of step {self.step + 1:,}, but "
+                "did before. Give each parameter a part in every step, or train with --shard."
+            )
 
     def _precision(self) -> contextlib.AbstractContextManager:
         if self.plan.options.precision == "fp32":
@@ -188,6 +244,23 @@ class Trainer:
     def num_parameters(self) -> int:
         """Parameters of the whole model."""
         return sum(param.numel() for param in self.model.parameters())
+
+
+def _check_params(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raises RecipeError for an optimizer that steps nothing of the model."""
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not stepped & {id(p) for p in model.parameters()}:
+        raise RecipeError(
+            "optimizer(params) holds no parameter of the model. Pass it what it was given: "
+            "return torch.optim.SGD(params, lr=0.1)"
+        )
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """Whether the exception was raised in so many words, not found by torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = (frames[-1].line or "") if frames else ""
+    return last.lstrip().startswith(("raise", "assert"))
 
 
 def is_peer_gone(error: BaseException) -> bool:

@@ -42,6 +42,8 @@ class TrainOptions:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name}={value!r}: use a whole number >= {least}.")
+        if self.seed is not None and self.seed >= 2**63:
+            raise InputError(f"seed={self.seed}: use a whole number below 2**63.")
         if self.clip is not None and not (self.clip > 0 and math.isfinite(self.clip)):
             raise InputError(f"clip={self.clip!r}: use a gradient norm > 0, e.g. 1.0.")
         if self.precision not in PRECISIONS:

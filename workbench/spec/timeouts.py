@@ -28,5 +28,5 @@ class Timeouts:
 
     @property
     def freed_s(self) -> float:
-        """A freed rank answers at once; one that does not is stuck outside a collective."""
-        return self.total_s + 5.0
+        """A freed rank answers at once; one that does not still computes, or is stuck."""
+        return max(5.0, self.total_s / 4)

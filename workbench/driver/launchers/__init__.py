@@ -28,6 +28,9 @@ class Processes(Protocol):
         """End engines and controller; done when none of them is left."""
         ...
 
+    def kill(self) -> None:
+        """The same without whoever started them, who does not answer."""
+
     def log(self, rank: int) -> Path:
         """Where a rank's process writes."""
         ...

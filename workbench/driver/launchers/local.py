@@ -6,6 +6,7 @@ connection files with the key are 0600 in a 0700 directory.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -67,6 +68,11 @@ class LocalProcesses:
             gone.set_result({})
             return gone
         return self.forks.ask("end", tags=[self.tag])
+
+    def kill(self) -> None:
+        for pid in (self.controller_pid, *self.pids.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     def log(self, rank: int) -> Path:
         return self.directory / f"rank{rank}.log"

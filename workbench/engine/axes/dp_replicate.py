@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.engine.world import World
 
-def spread(module: nn.Module, device: torch.device, ranks: int) -> nn.Module:
-    """The module in DDP over all ranks."""
+
+def spread(module: nn.Module, world: World, *, seeks_unused: bool) -> nn.Module:
+    """The module in DDP over all ranks; seeks_unused: some parameter may get no gradient."""
     # The gradients live in the buckets: no copy before and after the all-reduce.
-    return DistributedDataParallel(module, gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        module, gradient_as_bucket_view=True, find_unused_parameters=seeks_unused
+    )
 
 
 def without_sync(module: nn.Module) -> AbstractContextManager:

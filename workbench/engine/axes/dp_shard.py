@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from workbench.engine.world import World
 
-def spread(module: nn.Module, device: torch.device, ranks: int) -> nn.Module:
+
+def spread(module: nn.Module, world: World, *, seeks_unused: bool) -> nn.Module:
     """The module with FSDP2 over all ranks: each repeated block one unit, the rest another."""
-    mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("dp_shard",))
+    mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("dp_shard",))
     for block in blocks(module):
         fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)

@@ -64,7 +64,7 @@ class EngineMagics(Commands):
             engines = start(options.num_ranks, **how)
         except KeyboardInterrupt:
             raise StartError("The start was interrupted; nothing of it is left running.") from None
-        text = f"{show.ready(engines, num_cores())}."
+        text = f"{show.ready(engines, num_cores())}.{current.left_over()}"
         return self.shown.say(engines, text, silent=options.silent)
 
     @magic_arguments()
@@ -85,7 +85,7 @@ class EngineMagics(Commands):
 
     @magic_arguments()
     @argument(
-        "--all", action="store_true", help="every cluster of this kernel, and the fork server"
+        "--all", action="store_true", help="every cluster, those of kernels that are gone, too"
     )
     @line_magic
     @from_line
@@ -104,6 +104,7 @@ class EngineMagics(Commands):
             engines.stop()
         if options.all:
             session.close()
+            session.end_abandoned()
         if not options.silent:
             text = "\n".join(map(show.stopped, chosen)) or "No engines were running."
             print(text)  # noqa: T201 - a magic's output
