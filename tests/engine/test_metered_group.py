@@ -21,6 +21,7 @@ LATE_S = 0.2
 
 def _world(rank: int, size: int, store: str, attempt: int = 0) -> World:
     if dist.is_initialized():
+        dist.barrier()  # the other may still be connecting
         dist.destroy_process_group()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["WORKBENCH_DEVICE"] = "cpu"
