@@ -97,7 +97,7 @@ class TestEachPass:
     def test_every_figure_has_all_its_data(self, passes: list[Cells], turn: int):
         curves, times, shares = shown(passes[turn], PLOTLY)
         assert [len(trace["x"]) for trace in curves["data"]] == [100, 100]
-        assert [trace["name"] for trace in times["data"]][:2] == ["compute", "comm"]
+        assert [trace["name"] for trace in times["data"]][:2] == ["compute", "communication"]
         guessed, measured = (trace["y"] for trace in shares["data"])
         assert len(guessed) == len(measured) > 1
 
