@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from clusters import Clusters
+
+from workbench.driver import session
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -27,7 +30,12 @@ def _private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             folder = home / name.lower()
             folder.mkdir()
             patch.setenv(name, str(folder))
-        yield
+        # Sessions of these tests are apart from those of notebooks that run beside them, and what
+        # the kernels of browser tests leave to their lease is ended. Short: a socket lies in it.
+        with tempfile.TemporaryDirectory(prefix="wb", dir="/tmp") as runtime:
+            patch.setenv("XDG_RUNTIME_DIR", runtime)
+            yield
+            session.end_abandoned()
 
 
 @pytest.fixture(autouse=True)

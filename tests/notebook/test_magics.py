@@ -44,7 +44,23 @@ def magics() -> dict[str, object]:
 def test_before_a_start_each_says_what_to_type(kernel: Kernel, line: str):
     kernel("%dist_stop ;")
     reply = kernel(line)
-    assert reply.error == "EnginesError: No engines are running. %dist_start -n 4 starts four."
+    says = "EnginesError: No engines are running. %dist_start -n 4 starts four."
+    assert reply.error.startswith(says)
+    assert "\n" not in reply.error
+
+
+def test_ranks_of_a_kernel_that_is_gone_are_told_and_can_be_ended(kernel: Kernel, tmp_path: Path):
+    other = Kernel(tmp_path)
+    pid = int(other("import workbench; e = workbench.start(1); print(e.status()[0]['pid'])").out)
+    other.manager.provisioner.process.kill()
+    other.manager.provisioner.process.wait()
+    kernel("%dist_stop ;")
+    assert "%dist_stop --all ends them" in kernel("%dist_status").error
+    rank = psutil.Process(pid)
+    kernel("%dist_stop --all")
+    assert psutil.wait_procs([rank], timeout=10)[0]
+    assert "--all" not in kernel("%dist_status").error
+    other.close()
 
 
 @pytest.mark.parametrize(

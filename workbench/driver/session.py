@@ -7,17 +7,19 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from concurrent.futures import Future
 from pathlib import Path
+
+import psutil
 
 from workbench.driver.forks import Forks
 from workbench.forkserver.processes import start_time
 from workbench.spec.placement import Devices
 
 LEASE_S = 600.0
+END_S = 5.0
 PREFIX = "workbench-"
 SERVER = "server.json"  # pid and start time, which name a process for ever
 
@@ -80,11 +82,13 @@ def abandoned() -> list[int]:
 
 def end_abandoned() -> int:
     """End the ranks of kernels that are gone -> how many kernels that were."""
-    pids = abandoned()
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)  # which ends its children and removes its directory
-    return len(pids)
+    servers = []
+    for pid in abandoned():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            servers.append(psutil.Process(pid))
+            servers[-1].terminate()  # which ends its children and removes its directory
+    psutil.wait_procs(servers, timeout=END_S)
+    return len(servers)
 
 
 def parent_directory() -> Path:
