@@ -178,6 +178,7 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         found = found.changed(batch=chosen.batch, seed=chosen.seed)
         trainer = Trainer(Plan(found, chosen), Layout(**layout), _world())
     _here.trainer = trainer
+    gc.collect()  # the training before is held in cycles by its reducer
     _here.directory = Path(directory)
     _here.ended_s = None
     return {
@@ -193,13 +194,6 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         "names": state.digest(trainer.model),
         "notes": trainer.notes(),
     }
-
-
-def end_training() -> None:
-    """Drop the model, optimizer and data."""
-    _here.trainer = None
-    _here.directory = None
-    gc.collect()
 
 
 def run_slice(num_steps: int, follows: bool) -> dict:

@@ -38,7 +38,7 @@ IDLE_LEASE_S = 2.0
 
 
 class Server:
-    """Serves spawn, devices, signal, list, lease and end requests until the lease is over."""
+    """Serves spawn, devices, signal, lease and end requests until the lease is over."""
 
     def __init__(self, path: str, lease_s: float) -> None:
         self.path = path
@@ -176,10 +176,6 @@ class Server:
         for pid in pids:
             if pid in self.children:
                 os.kill(pid, number)
-
-    def do_list(self) -> dict:
-        """Pid to tag of the living children."""
-        return {"children": self.children}
 
     def do_lease(self, *, lease_s: float) -> None:
         """Change how long children outlive the last client."""
