@@ -1,25 +1,133 @@
-"""Strategies: the names a user types for a region of Layouts."""
+"""Strategies: the names a user types for a region of Layouts.
+
+Each is a function of the number of ranks and of its own options; what it returns is a Layout, and
+nothing below knows the name.
+"""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 from workbench.errors import LayoutError
 from workbench.spec.layout import Layout
 from workbench.spec.near import unknown
 
+BY = ("layers", "tensor")
+# Enough for a bubble of a third or less, and for every schedule.
+CHUNKS_PER_RANK = 2
 
-def data(world_size: int, *, shard: bool = False) -> Layout:
+
+def none(_ranks: int) -> Layout:
+    """One rank trains, the others wait: the yardstick."""
+    return Layout()
+
+
+def data(ranks: int, *, shard: bool = False) -> Layout:
     """Every rank trains on its share of each batch; replicated (DDP) or sharded (FSDP2)."""
-    return Layout(dp_shard=world_size) if shard else Layout(dp_replicate=world_size)
+    return Layout(dp_shard=ranks) if shard else Layout(dp_replicate=ranks)
 
 
-STRATEGIES = {"data": data}
+def model(ranks: int, *, by: str = "layers") -> Layout:
+    """One model over all ranks: consecutive layers on consecutive ranks, or inside the layers."""
+    if by not in BY:
+        raise LayoutError(unknown("way to cut (--by)", str(by), BY))
+    return Layout(tp=ranks) if by == "tensor" else Layout(pp=ranks)
 
 
-def layout_for(strategy: str, world_size: int, *, shard: bool = False) -> Layout:
-    """The Layout that a strategy name means on so many ranks.
+def pipeline(
+    ranks: int, *, microbatches: int | None = None, schedule: str | None = None
+) -> Layout:
+    """Consecutive layers on consecutive ranks, several microbatches under way at once."""
+    if ranks == 1:
+        return Layout()
+    return Layout(
+        pp=ranks,
+        schedule="1f1b" if schedule is None else schedule,
+        microbatches=CHUNKS_PER_RANK * ranks if microbatches is None else microbatches,
+    )
 
-    Raises LayoutError for a name that is not known.
+
+def hybrid(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
+    ranks: int,
+    *,
+    dp: int | None = None,
+    pp: int | None = None,
+    tp: int | None = None,
+    shard: bool = False,
+    microbatches: int | None = None,
+    schedule: str | None = None,
+) -> Layout:
+    """Any product of data, pipeline and tensor parallelism; what is not given is found.
+
+    dp fills the rest. Without any: dp x pp2, and tp2 besides where 8 ranks allow it.
     """
+    given = {"dp": dp, "pp": pp, "tp": tp}
+    for name, degree in given.items():
+        if degree is not None and (isinstance(degree, bool) or degree < 1):
+            raise LayoutError(f"{name}={degree!r} is not a degree. Use a whole number >= 1.")
+    if dp is pp is tp is None:
+        if ranks < 4 or ranks % 2:
+            raise LayoutError(
+                f"{ranks} ranks have no product for hybrid by itself. Use 4, 6 or 8 ranks, or say "
+                "which: --dp, --pp, --tp."
+            )
+        pp, tp = 2, 2 if ranks % 8 == 0 else 1
+    pp, tp = pp or 1, tp or 1
+    dp = ranks // (pp * tp) if dp is None else dp
+    if dp * pp * tp != ranks:
+        raise LayoutError(
+            f"dp={dp} x pp={pp} x tp={tp} is {dp * pp * tp}, and there are {ranks} ranks. "
+            f"Use degrees with the product {ranks}, or --ranks {dp * pp * tp}."
+        )
+    order: dict[str, Any] = {}
+    if pp > 1:
+        chosen = pipeline(pp, microbatches=microbatches, schedule=schedule)
+        order = {"schedule": chosen.schedule, "microbatches": chosen.microbatches}
+    elif microbatches is not None or schedule is not None:
+        raise LayoutError("microbatches and schedule belong to a pipeline: use --pp 2 or more.")
+    how = {"dp_shard" if shard else "dp_replicate": dp}
+    return Layout(pp=pp, tp=tp, **how, **order)
+
+
+STRATEGIES: dict[str, Callable[..., Layout]] = {
+    strategy.__name__: strategy for strategy in (data, model, pipeline, hybrid, none)
+}
+
+
+def options_of(strategy: str) -> list[str]:
+    """The options that a strategy takes. Raises LayoutError for a name that is not known."""
     if strategy not in STRATEGIES:
         raise LayoutError(unknown("strategy", strategy, STRATEGIES))
-    return STRATEGIES[strategy](world_size, shard=shard)
+    return list(inspect.signature(STRATEGIES[strategy]).parameters)[1:]
+
+
+def layout_for(strategy: str, ranks: int, **options: Any) -> Layout:
+    """The Layout that a strategy name with its options means on so many ranks.
+
+    Options that are None or False count as not given.
+
+    Raises LayoutError for a name that is not known, and for an option of another strategy.
+    """
+    taken = options_of(strategy)
+    given = {key: value for key, value in options.items() if value not in (None, False)}
+    for key in given:
+        if key not in taken:
+            whose = [name for name in STRATEGIES if key in options_of(name)]
+            if not whose:
+                raise LayoutError(unknown("option of a strategy", key, taken))
+            raise LayoutError(
+                f"{key} does not go with {strategy}: it is an option of {' and '.join(whose)}."
+            )
+    return STRATEGIES[strategy](ranks, **given)
+
+
+def strategy_of(layout: Layout) -> str:
+    """The name a user would give the layout."""
+    kinds = [layout.dp > 1, layout.pp > 1, layout.tp > 1]
+    if sum(kinds) > 1:
+        return "hybrid"
+    if layout.pp > 1:
+        return "model" if layout.microbatches == 1 else "pipeline"
+    return "model" if layout.tp > 1 else "data" if layout.dp > 1 else "none"
