@@ -113,8 +113,8 @@ def parse_layout(text: str) -> Layout:
         part = PART.fullmatch(word)
         if not part or part[1] not in long or long[part[1]] in how:
             raise LayoutError(
-                f"{word!r} in {text!r} is no degree. Use {', '.join(SHORT.values())} with a number, "
-                "each once, such as pp2 dp2."
+                f"{word!r} in {text!r} is no degree. Use {', '.join(SHORT.values())} with a "
+                "number, each once, such as pp2 dp2."
             )
         how[long[part[1]]] = int(part[2])
     for word in order.split():

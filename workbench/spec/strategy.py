@@ -36,9 +36,7 @@ def model(ranks: int, *, by: str = "layers") -> Layout:
     return Layout(tp=ranks) if by == "tensor" else Layout(pp=ranks)
 
 
-def pipeline(
-    ranks: int, *, microbatches: int | None = None, schedule: str | None = None
-) -> Layout:
+def pipeline(ranks: int, *, microbatches: int | None = None, schedule: str | None = None) -> Layout:
     """Consecutive layers on consecutive ranks, several microbatches under way at once."""
     if ranks == 1:
         return Layout()
@@ -75,7 +73,7 @@ def hybrid(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
             )
         pp, tp = 2, 2 if ranks % 8 == 0 else 1
     pp, tp = pp or 1, tp or 1
-    dp = ranks // (pp * tp) if dp is None else dp
+    dp = max(1, ranks // (pp * tp)) if dp is None else dp
     if dp * pp * tp != ranks:
         raise LayoutError(
             f"dp={dp} x pp={pp} x tp={tp} is {dp * pp * tp}, and there are {ranks} ranks. "
@@ -103,6 +101,11 @@ def options_of(strategy: str) -> list[str]:
     return list(inspect.signature(STRATEGIES[strategy]).parameters)[1:]
 
 
+LAYOUT_OPTIONS = tuple(
+    dict.fromkeys(option for name in STRATEGIES for option in options_of(name))
+)
+
+
 def layout_for(strategy: str, ranks: int, **options: Any) -> Layout:
     """The Layout that a strategy name with its options means on so many ranks.
 
@@ -111,7 +114,8 @@ def layout_for(strategy: str, ranks: int, **options: Any) -> Layout:
     Raises LayoutError for a name that is not known, and for an option of another strategy.
     """
     taken = options_of(strategy)
-    given = {key: value for key, value in options.items() if value not in (None, False)}
+    # Not `in (None, False)`: 0 is equal to False, and is to be refused.
+    given = {k: value for k, value in options.items() if value is not None and value is not False}
     for key in given:
         if key not in taken:
             whose = [name for name in STRATEGIES if key in options_of(name)]

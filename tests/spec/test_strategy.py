@@ -1,0 +1,70 @@
+"""Strategies: the names a user types, as layouts and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.errors import LayoutError
+from workbench.spec.layout import Layout
+from workbench.spec.strategy import STRATEGIES, layout_for, options_of, strategy_of
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "options", "text"),
+    [
+        ("none", 4, {}, "dp1"),
+        ("data", 4, {}, "dp4"),
+        ("data", 4, {"shard": True}, "fsdp4"),
+        ("model", 4, {}, "pp4, gpipe x1"),
+        ("model", 4, {"by": "tensor"}, "tp4"),
+        ("pipeline", 4, {}, "pp4, 1f1b x8"),
+        ("pipeline", 2, {"microbatches": 6, "schedule": "gpipe"}, "pp2, gpipe x6"),
+        ("hybrid", 4, {}, "pp2 dp2, 1f1b x4"),
+        ("hybrid", 6, {}, "pp2 dp3, 1f1b x4"),
+        ("hybrid", 8, {}, "pp2 dp2 tp2, 1f1b x4"),
+        ("hybrid", 8, {"pp": 4}, "pp4 dp2, 1f1b x8"),
+        ("hybrid", 4, {"dp": 2, "tp": 2, "shard": True}, "fsdp2 tp2"),
+        ("data", 4, {"shard": False, "microbatches": None}, "dp4"),
+    ],
+)
+def test_a_name_with_its_options_means_a_layout(strategy, ranks, options, text):
+    assert str(layout_for(strategy, ranks, **options)) == text
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ranks", [4, 6, 8, 16])
+def test_a_layout_is_called_by_the_name_it_came_from(strategy, ranks):
+    layout = layout_for(strategy, ranks)
+    assert strategy_of(layout) == strategy
+    assert layout.world_size == (1 if strategy == "none" else ranks)
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "hybrid"])
+def test_on_one_rank_all_is_one(strategy):
+    assert layout_for(strategy, 1) == Layout()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "options", "why"),
+    [
+        ("zebra", 4, {}, r"No strategy named 'zebra'\. Known: data, hybrid, model, none, pipeline"),
+        ("model", 4, {"by": "layer"}, r"No way to cut \(--by\) named 'layer'\. Did you mean"),
+        ("data", 4, {"by": "tensor"}, "by does not go with data: it is an option of model"),
+        ("data", 4, {"zebra": 1}, "No option of a strategy named 'zebra'"),
+        ("pipeline", 4, {"microbatches": 0}, "microbatches=0 is not a degree"),
+        ("pipeline", 4, {"schedule": "1f2b"}, "No schedule named '1f2b'"),
+        ("hybrid", 3, {}, "3 ranks have no product for hybrid by itself"),
+        ("hybrid", 4, {"dp": 0}, r"dp=0 is not a degree\. Use a whole number >= 1"),
+        ("hybrid", 4, {"pp": 8}, r"dp=1 x pp=8 x tp=1 is 8, and there are 4 .* or --ranks 8\."),
+        ("hybrid", 6, {"pp": 4}, r"is 4, and there are 6 ranks\. Use degrees with the product 6"),
+        ("hybrid", 4, {"tp": 2, "microbatches": 4}, "belong to a pipeline: use --pp 2 or more"),
+    ],
+)
+def test_what_means_no_layout_is_refused(strategy, ranks, options, why):
+    with pytest.raises(LayoutError, match=why):
+        layout_for(strategy, ranks, **options)
+
+
+def test_the_options_of_a_strategy_are_those_it_takes():
+    assert options_of("hybrid") == ["dp", "pp", "tp", "shard", "microbatches", "schedule"]
+    assert options_of("none") == []
