@@ -27,6 +27,7 @@ from workbench.engine.shards import Box, local_part, whole
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+MIX_STEP, MIX_CALL = 0xD1342543DE82EF95, 0xAF251AF3B0F025B5
 ODD_32 = 0x85EBCA6B - 2**32
 # What SELU tends to far below zero, with the sign turned: what alpha dropout puts in.
 ALPHA = 1.7580993408473766
@@ -130,7 +131,9 @@ def make_invariant(
         if (kind := kind_of(module)) is not None:
             full = (full_shapes or {}).get(name) if of > 1 else None
             part = Part(full, index, of) if full is not None else None
-            module.forward = Masked(module, kind, (seed, name), draw, part, counters)
+            digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+            key = int.from_bytes(digest, "little")
+            module.forward = Masked(module, kind, name, key, draw, part, counters)
 
 
 def draws_in(model: nn.Module) -> list[Draw]:
@@ -166,7 +169,8 @@ class Masked:
 
     module: nn.Module
     kind: Kind
-    name: tuple[int, str]
+    name: str
+    key: int
     draw: Draw
     part: Part | None
     counters: Callable[[Box, tuple[int, ...], torch.device], Tensor]
@@ -202,16 +206,17 @@ class Masked:
     def _kept(self, box: Box, total: tuple[int, ...], p: float, device: torch.device) -> Tensor:
         """The elements of a box that stay: bool, in the order of the box."""
         draw = self.draw
-        seed, name = self.name
-        call = draw.calls.get(name, 0)
-        draw.calls[name] = call + 1
+        call = draw.calls.get(self.name, 0)
+        draw.calls[self.name] = call + 1
         rows, samples = (box.shape or (1,))[0], draw.padded or draw.count
         per_sample, is_odd = divmod(rows, samples)
         if is_odd or not box.shape:
             samples, per_sample, first = 1, rows, -1
         else:
             first = draw.first
-        keys = _keys((seed, name, draw.step, call), first, samples).to(device)
+        # Apart from `first * GOLDEN` by multipliers with no small relation to it.
+        key = self.key + draw.step * MIX_STEP + call * MIX_CALL
+        keys = _keys(key, first, samples).to(device)
         inner = Box((0, *box.offset[1:]), (per_sample, *box.shape[1:]))
         bits = self.counters(inner, (per_sample, *total[1:]), device) ^ keys[:, :1]
         bits *= ODD_32
@@ -221,12 +226,11 @@ class Masked:
         return bits >= min(round(p * 2**32), 2**32 - 1) - 2**31
 
 
-def _keys(key: tuple[int, str, int, int], first: int, samples: int) -> Tensor:
+def _keys(key: int, first: int, samples: int) -> Tensor:
     """Two 32-bit numbers a sample, the second one odd: int32 [samples, 2]."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     # In numpy, which knows unsigned numbers and takes a microsecond for an array this small.
     numbers = np.arange(first, first + samples).astype(np.uint64)
-    mixed = _mixed(numbers * GOLDEN + np.frombuffer(digest, np.uint64)).view(np.int32)
+    mixed = _mixed(numbers * GOLDEN + np.uint64(key % 2**64)).view(np.int32)
     pairs = mixed.reshape(samples, 2)
     pairs[:, 1] |= 1
     return torch.from_numpy(pairs)
