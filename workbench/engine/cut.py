@@ -176,8 +176,8 @@ def _plan(flow: Flow, span: tuple[int, int], ends: tuple[Place | None, Place | N
     )
     return StagePlan(
         nodes=nodes,
-        takes=tuple(tape.values[slot].meta() for slot in takes),
-        gives=tuple(tape.values[slot].meta() for slot in gives),
+        takes=tuple(tape.values[slot].meta(span[0]) for slot in takes),
+        gives=tuple(tape.values[slot].meta(span[1]) for slot in gives),
         params=params,
         buffers=frozenset(used.intersection(tape.buffers)),
         units=list(dict.fromkeys(units)),

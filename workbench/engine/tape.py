@@ -38,18 +38,21 @@ INPUT = -1
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of a value: storage tells which values share memory."""
+    """What is known of a value.
+
+    storage tells which values share memory. turns: from which nodes on it takes gradients or does
+    not, which writing in place can change.
+    """
 
     shape: torch.Size
     dtype: torch.dtype
-    requires_grad: bool
     storage: int
+    turns: list[tuple[int, bool]]
 
-    def meta(self) -> Tensor:
-        """A tensor of this shape and dtype without memory."""
-        return torch.empty(
-            self.shape, dtype=self.dtype, device="meta", requires_grad=self.requires_grad
-        )
+    def meta(self, index: int) -> Tensor:
+        """A tensor without memory of this shape, dtype and requires_grad as before a node."""
+        takes = [requires_grad for since, requires_grad in self.turns if since < index]
+        return torch.empty(self.shape, dtype=self.dtype, device="meta", requires_grad=takes[-1])
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class _Recorder(TorchFunctionMode):
         self.tape = Tape(device_type=device.type)
         self.model, self.meter = model, Meter()
         self.known: dict[int, Ref | State] = {}
+        self.made: list[Tensor] = []  # by slot
         self.alive: list[Any] = []  # or a tensor's id may be used again
         self.storages: dict[int, int] = {}
         self.inside = False
@@ -272,6 +276,10 @@ class _Recorder(TorchFunctionMode):
             grad=None if grad else False,
             autocast=None if autocast == self.ambient else autocast,
         )
+        for slot in range(len(self.made)) if changed else self.reads:
+            turns, takes = self.tape.values[slot].turns, self.made[slot].requires_grad
+            if turns[-1][1] != takes:
+                turns.append((len(self.tape.nodes), takes))
         self.reads, self.state = set(), set()
         self.tape.nodes.append(node)
 
@@ -324,10 +332,9 @@ class _Recorder(TorchFunctionMode):
             return INPUT
         slot = len(self.tape.values)
         self.known[id(tensor)] = Ref(slot)
-        self.alive.append(tensor)
-        self.tape.values.append(
-            Value(tensor.shape, tensor.dtype, tensor.requires_grad, self._storage(tensor))
-        )
+        self.made.append(tensor)
+        turns = [(len(self.tape.nodes) if self.inside else INPUT, tensor.requires_grad)]
+        self.tape.values.append(Value(tensor.shape, tensor.dtype, self._storage(tensor), turns))
         return slot
 
     def _storage(self, tensor: Tensor) -> int:
