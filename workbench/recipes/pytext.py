@@ -50,7 +50,7 @@ class Block(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.heads = size.heads
+        self.head_width = size.width // size.heads
         self.norm1 = nn.LayerNorm(size.width)
         self.qkv = nn.Linear(size.width, 3 * size.width)
         self.out = nn.Linear(size.width, size.width)
@@ -64,8 +64,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, t, width] -> [n, t, width]."""
-        # [n, t, 3 * width] -> three of [n, heads, t, width / heads]
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        # [n, t, 3 * width] -> three of [n, t, heads, head_width]. The heads come first in the rows
+        # of qkv: any run of whole heads can then be computed on a rank of its own.
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width)).unbind(-2)
         heads = functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )

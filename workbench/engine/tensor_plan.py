@@ -1,0 +1,335 @@
+"""Tensor plan: which linear layers of a user's module are cut together, found and proven.
+
+A candidate is a linear layer and those right before it that share one input: q, k, v and the output
+of attention, or the two layers of a perceptron. It is used only when a run as any rank would take
+it, in one process, gives what the whole gives (see tensor_proof.py); else it stays whole on every
+rank, which is slower and never wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from workbench.engine.axes.tp import Group, TensorPlan, outputs
+from workbench.engine.axes.tp import inputs as layer_inputs
+from workbench.engine.tensor_calls import Call, Recording, Visit, is_linear, record
+from workbench.engine.tensor_proof import Found, Proof, prove
+from workbench.errors import RecipeError
+
+__all__ = ["KINDS", "Group", "TensorPlan", "find", "given"]
+
+KINDS = ("colwise", "rowwise", "vocab", "gathered")
+# They look at a matrix or at all gradients as a whole; most others work element by element.
+WHOLE_TENSORS = {"LBFGS", "Muon", "Adafactor", "Shampoo", "SOAP", "LAMB", "Lamb", "LARS"}
+# An embedding or an output layer is cut from this share of the model's parameters on.
+LARGE = 0.1
+# A module is run whole for the proof; above this many parameters that takes too much memory.
+PROVABLE = 2**27
+
+
+def find(
+    bones: nn.Module, inputs: Any, device: torch.device, optimizer_kind: str = ""
+) -> TensorPlan:
+    """The plan for a model that is called as `bones(inputs)`; bones: its skeleton.
+
+    inputs: those of one or two samples, with values. optimizer_kind: name of the optimizer's class.
+    A plan that cuts nothing says so in `why`.
+    """
+    if optimizer_kind in WHOLE_TENSORS:
+        return TensorPlan(
+            why=f"{optimizer_kind} looks at whole matrices, and tensor parallelism cuts them. "
+            "Use an optimizer that works element by element, such as AdamW."
+        )
+    try:
+        recording = record(bones, inputs, device)
+    except Exception as error:  # noqa: BLE001 - the user's code may need values
+        return TensorPlan(
+            why=f"The model does not run on tensors without values ({type(error).__name__}), so "
+            "nothing was found to cut. Give tensor_plan in the recipe."
+        )
+    search = _Search(bones, recording)
+    search.run()
+    if not search.groups:
+        pair = '{"up": "colwise", "down": "rowwise"}'
+        return TensorPlan(
+            why="No two linear layers of the model were found that can be cut together. "
+            f"Give tensor_plan in the recipe, such as {pair}.",
+            notes=search.notes(),
+        )
+    return search.plan()
+
+
+@dataclass
+class _Search:
+    """Goes over the linear layers in the order of their calls and keeps what is proven."""
+
+    bones: nn.Module
+    recording: Recording
+    groups: list[Group] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # row -> why
+    _known: dict[Any, Found] = field(default_factory=dict)
+
+    def run(self) -> None:
+        for index in range(len(self.recording.calls)):
+            columns = self._columns_before(index)
+            if columns:
+                self._try(columns, self.recording.calls[index])
+
+    def plan(self) -> TensorPlan:
+        embeddings, gathered = _vocabulary(self)
+        plan = TensorPlan(tuple(self.groups), embeddings, gathered, self.sizes)
+        return replace(plan, notes=self.notes(plan))
+
+    def taken(self) -> set[str]:
+        return {name for group in self.groups for name in (*group.columns, group.row)}
+
+    def module(self, name: str) -> nn.Module:
+        return self.bones.get_submodule(name)
+
+    def free(self, name: str) -> bool:
+        """Whether a layer may be cut: its parameters are its own, and only it uses them."""
+        params = {id(p) for p in self.module(name).parameters(recurse=False)}
+        shared = [
+            other
+            for other, module in self.bones.named_modules()
+            if module is not self.module(name)
+            and params & {id(p) for p in module.parameters(recurse=False)}
+        ]
+        return not shared and name not in self.recording.strays
+
+    def _columns_before(self, index: int) -> list[Call]:
+        """The calls right before that share one input which is not that of this call."""
+        calls, taken = self.recording.calls, self.taken()
+        found: list[Call] = []
+        if index == 0 or calls[index].name in taken:
+            return found
+        for call in reversed(calls[:index]):
+            if call.name in taken or call.input is not calls[index - 1].input:
+                break
+            found.insert(0, call)
+        alike = calls[index].input is calls[index - 1].input
+        names = {call.name for call in found} | {calls[index].name}
+        fit = len(names) == len(found) + 1 and all(self.free(name) for name in names)
+        return found if fit and not alike else []
+
+    def _try(self, columns: list[Call], row: Call) -> None:
+        group = Group(tuple(call.name for call in columns), row.name)
+        for visit in self._around(group, [*columns, row]):
+            if sum(p.numel() for p in self.module(visit.name).parameters()) > PROVABLE:
+                self.refused[row.name] = "lies in a module too large to be run for a check"
+            elif self._accepts(group, visit):
+                self.refused.pop(row.name, None)
+                return
+
+    def _accepts(self, group: Group, visit: Visit) -> bool:
+        """Try a group in one module around it; layers and modules alike are tried once."""
+        module = self.module(visit.name)
+        inner = _within(visit.name, [group])[0]
+        earlier = _within(visit.name, self.groups)
+        limit = math.gcd(*self.sizes.values())
+        key = (_signature(module), repr((visit.args, visit.kwargs)), inner, earlier)
+        first = key not in self._known
+        if first:
+            self._known[key] = prove(Proof(module, visit, (*earlier, inner)), limit)
+        found = self._known[key]
+        if found.why:
+            self.refused[group.row] = found.why
+            return False
+        heads = tuple((_joined(visit.name, name), attribute) for name, attribute in found.heads)
+        self.groups.append(replace(group, heads=heads))
+        if first and not found.implied:
+            self.sizes[self._size_name(self.groups[-1], found.parts)] = found.parts
+        return True
+
+    def _around(self, group: Group, calls: list[Call]) -> list[Visit]:
+        """The smallest visit that all the calls are in and the one around that, the whole model
+        only if there is no other; none if a call happens outside of its module.
+        """
+        levels = zip(*(call.inside for call in calls), strict=False)
+        common = [level[0] for level in levels if len(set(level)) == 1]
+        inside = [self.recording.visits[index] for index in (common[1:] or common)[-2:]]
+        members = {*group.columns, group.row}
+        everywhere = [
+            {self.recording.visits[index].name for index in call.inside}
+            for call in self.recording.calls
+            if call.name in members
+        ]
+        return [v for v in reversed(inside) if all(v.name in names for names in everywhere)]
+
+    def _size_name(self, group: Group, parts: int) -> str:
+        for name, attribute in group.heads:
+            if getattr(self.module(name), attribute) == parts:
+                return f"{name}.{attribute}".lstrip(".")
+        for name in group.columns:
+            if outputs(self.module(name)) == parts:
+                return f"the outputs of {name}"
+        return f"the parts that {group.columns[0]} can be cut into"
+
+    def notes(self, plan: TensorPlan | None = None) -> list[str]:
+        """One line on the large layers that stay whole."""
+        cut = self.taken() | set(plan.embeddings + plan.gathered if plan else ())
+        total = sum(p.numel() for p in self.bones.parameters())
+        whole = [
+            name
+            for name, module in self.bones.named_modules()
+            if (is_linear(module) or type(module) is nn.Embedding)
+            and name not in cut
+            and sum(p.numel() for p in module.parameters()) >= 0.01 * total
+        ]
+        if not whole:
+            return []
+        some = ", ".join(whole[:4]) + (f" and {len(whole) - 4} more" if len(whole) > 4 else "")
+        reasons = sorted({f"{row} {why}" for row, why in self.refused.items() if row in whole})
+        because = f" ({reasons[0]})" if reasons else ""
+        return [f"Whole on every tensor-parallel rank: {some}{because}"]
+
+
+def _joined(prefix: str, name: str) -> str:
+    return ".".join(part for part in (prefix, name) if part)
+
+
+def _within(prefix: str, groups: list[Group]) -> tuple[Group, ...]:
+    """The groups that lie in a module, by their names in it."""
+    start = f"{prefix}." if prefix else ""
+
+    def short(name: str) -> str:
+        return "" if name == prefix else name.removeprefix(start)
+
+    return tuple(
+        Group(
+            tuple(short(name) for name in group.columns),
+            short(group.row),
+            tuple((short(name), attribute) for name, attribute in group.heads),
+        )
+        for group in groups
+        if group.row.startswith(start)
+    )
+
+
+def _signature(module: nn.Module) -> Any:
+    """Equal for modules that compute the same on different parameters."""
+    plain = (int, float, str, bool, type(None))
+    return tuple(
+        (
+            type(part),
+            name,
+            tuple((n, tuple(p.shape)) for n, p in part.named_parameters(recurse=False)),
+            # Where a block stands among its like says nothing of what it computes.
+            tuple(
+                (key, value)
+                for key, value in sorted(vars(part).items())
+                if isinstance(value, plain) and not any(s in key for s in ("idx", "index"))
+            ),
+        )
+        for name, part in module.named_modules()
+    )
+
+
+def _vocabulary(search: _Search) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Large embeddings, and output layers, that divide by whatever the groups divide by.
+
+    An embedding and an output layer with one weight are cut alike, or not at all.
+    """
+    common = math.gcd(*search.sizes.values())
+    least = LARGE * sum(p.numel() for p in search.bones.parameters())
+    by_weight: dict[int, list[str]] = {}
+    for name, module in search.bones.named_modules():
+        for param in module.parameters(recurse=False):
+            if param.ndim == 2 and param.numel() >= least and param.shape[0] % common == 0:
+                by_weight.setdefault(id(param), []).append(name)
+    embeddings: list[str] = []
+    gathered: list[str] = []
+    last = search.recording.calls[-1].name
+    for names in by_weight.values():
+        tables = [name for name in names if _is_table(search.module(name))]
+        heads = [name for name in names if type(search.module(name)) is nn.Linear]
+        known = len(tables) + len(heads) == len(names) and not set(names) & search.recording.strays
+        if known and not set(names) & search.taken() and (tables or heads == [last]):
+            embeddings += tables
+            gathered += heads
+    return tuple(embeddings), tuple(gathered)
+
+
+def _is_table(module: nn.Module) -> bool:
+    """Whether it is an embedding whose rows are looked up and nothing more."""
+    return (
+        type(module) is nn.Embedding
+        and module.max_norm is None
+        and not module.sparse
+        and not module.scale_grad_by_freq
+    )
+
+
+def given(bones: nn.Module, plan: dict[str, str]) -> TensorPlan:
+    """The plan that a recipe's `tensor_plan` means: patterns of module names to one of KINDS.
+
+    A rowwise layer ends the group of the colwise ones before it, in the order of the model's names.
+    Raises RecipeError for a pattern that matches nothing and for layers that do not fit their kind.
+    """
+    kinds: dict[str, str] = {}
+    modules = dict(bones.named_modules())
+    for pattern, kind in plan.items():
+        if kind not in KINDS:
+            raise RecipeError(
+                f"tensor_plan gives {pattern!r} the kind {kind!r}. Known: {', '.join(KINDS)}."
+            )
+        names = [name for name in modules if name and fnmatchcase(name, pattern)]
+        if not names:
+            raise RecipeError(
+                f"tensor_plan names {pattern!r}, which matches no module of the model. Print the "
+                "model to see their names."
+            )
+        kinds |= dict.fromkeys(names, kind)
+    for name, kind in kinds.items():
+        _check_kind(name, modules[name], kind)
+    groups: list[Group] = []
+    columns: list[str] = []
+    for name in (name for name in modules if kinds.get(name) in ("colwise", "rowwise")):
+        if kinds[name] == "colwise":
+            columns.append(name)
+        elif not columns:
+            raise RecipeError(
+                f"tensor_plan cuts {name} rowwise, and no layer before it colwise. Name both."
+            )
+        else:
+            groups.append(Group(tuple(columns), name))
+            columns = []
+    if columns:
+        raise RecipeError(
+            f"tensor_plan cuts {columns[-1]} colwise, and no layer after it rowwise. Name both."
+        )
+    return TensorPlan(
+        tuple(groups),
+        tuple(name for name, kind in kinds.items() if kind == "vocab"),
+        tuple(name for name, kind in kinds.items() if kind == "gathered"),
+        _sizes(modules, kinds),
+    )
+
+
+def _check_kind(name: str, module: nn.Module, kind: str) -> None:
+    fits = _is_table(module) if kind == "vocab" else is_linear(module)
+    if not fits:
+        needed = "an nn.Embedding" if kind == "vocab" else "an nn.Linear"
+        raise RecipeError(
+            f"tensor_plan cuts {name} as {kind}, which needs {needed}, and it is "
+            f"{type(module).__name__}. Name the layers themselves."
+        )
+
+
+def _sizes(modules: dict[str, nn.Module], kinds: dict[str, str]) -> dict[str, int]:
+    sizes = {}
+    for name, kind in kinds.items():
+        if kind == "rowwise":
+            sizes[f"the inputs of {name}"] = layer_inputs(modules[name])
+        elif kind == "vocab":
+            sizes[f"the rows of {name}"] = modules[name].weight.shape[0]  # pyright: ignore
+        else:
+            sizes[f"the outputs of {name}"] = outputs(modules[name])
+    return sizes
