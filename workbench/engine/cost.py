@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +17,10 @@ from workbench.engine.nest import tensors
 FLOPS_PER_ELEMENT = 40
 
 
+class DrawnError(Exception):
+    """A random number was about to be drawn where none may be."""
+
+
 class Meter(TorchDispatchMode):
     """Counts what runs below it, since `clear`.
 
@@ -23,15 +29,28 @@ class Meter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self._may_draw = True
         self.clear()
 
     def clear(self) -> None:
         """Start from nothing."""
         self.cost, self.random = 0.0, False
 
+    @contextmanager
+    def nothing_drawn(self) -> Iterator[None]:
+        """Raises DrawnError before a random number is drawn."""
+        self._may_draw = False
+        try:
+            yield
+        finally:
+            self._may_draw = True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if draws and not self._may_draw:
+            raise DrawnError
         out = func(*args, **(kwargs or {}))
-        self.random |= torch.Tag.nondeterministic_seeded in func.tags
+        self.random |= draws
         if not func.is_view:
             written = sum(t.numel() for t in tensors(out))
             self.cost += FLOPS_PER_ELEMENT * written + _flops(func, args, kwargs or {}, out)

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from workbench.engine.flow import Flow, Place
+from workbench.engine.recorder import record
 from workbench.engine.replay import StagePlan, Wiring, install, keep, run
-from workbench.engine.tape import Tape, record
+from workbench.engine.tape import Tape
 from workbench.engine.units import Stages, unit_names
 from workbench.errors import LayoutError
 
