@@ -21,7 +21,8 @@ META = {"step": 3, "samples": 96, "recipe": "odd", "layout": "dp2", "metrics": {
 
 def _saved(rank, root, name, shard, *, steps=3):
     model, optim = training(shard=shard, steps=steps)
-    meta = {**META, "tied": state.tied(model), "optimizer": state.settings(model, optim)}
+    groups = state.settings(optim, state.group_names(model, optim))
+    meta = {**META, "tied": state.tied(model), "optimizer": groups}
     checkpoint.save(state.take(model, optim), meta, root, name)
     return whole_state(model, optim)
 
@@ -31,7 +32,7 @@ def _loaded(rank, path, shard, steps=0):
     pieces = state.take(model, optim)
     meta = checkpoint.load(path, pieces)
     state.load(model, optim, pieces)
-    state.set_settings(model, optim, meta["optimizer"])
+    state.set_settings(optim, state.group_names(model, optim), meta["optimizer"])
     return whole_state(model, optim), meta
 
 

@@ -304,7 +304,7 @@ def test_memory_beyond_the_pieces_is_bounded_by_the_buffers():
 
 def test_cells_cover_each_element_once_and_name_who_holds_it():
     box = whole((6, 6))
-    halves = [Box((0, 0), (3, 6)), Box((3, 0), (3, 6)), None, box, Box((2, 2), (2, 2))]
+    halves = (Box((0, 0), (3, 6)), Box((3, 0), (3, 6)), None, box, Box((2, 2), (2, 2)))
     for first in (None, 0, 3, 4):
         count = torch.zeros(6, 6)
         for cell in cells(box, halves, first):

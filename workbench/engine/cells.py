@@ -5,7 +5,6 @@ What is moved, saved and restored is cut here, so that each element has one sour
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,7 +20,8 @@ class Cell:
     sources: tuple[int, ...]
 
 
-def cells(wanted: Box, held: Sequence[Box | None], first: int | None = None) -> list[Cell]:
+@lru_cache(maxsize=4096)
+def cells(wanted: Box, held: tuple[Box | None, ...], first: int | None = None) -> tuple[Cell, ...]:
     """The wanted box, cut so that each part lies whole in a box that a rank holds.
 
     held: the box of each rank. first: the rank whose box is used as far as it goes; then come
@@ -44,19 +44,20 @@ def cells(wanted: Box, held: Sequence[Box | None], first: int | None = None) -> 
             found.append(Cell(common, common.numel, tuple(sorted(able))))
             rest += _without(part, common)
         left = rest
-    return found + [Cell(part, part.numel, ()) for part in left]
+    return tuple(found + [Cell(part, part.numel, ()) for part in left])
 
 
-def cells_of_buffer(wanted: Box, held: Sequence[Box | None]) -> list[Cell]:
+@lru_cache(maxsize=4096)
+def cells_of_buffer(wanted: Box, held: tuple[Box | None, ...]) -> tuple[Cell, ...]:
     """As cells, each part with one source: the first of all ranks that hold any of it."""
     found: list[Cell] = []
     left = [wanted]
     for rank, box in enumerate(held):
         if box is not None and left:
-            cut = [cell for part in left for cell in cells(part, [box])]
+            cut = [cell for part in left for cell in cells(part, (box,))]
             found += [Cell(cell.box, cell.numel, (rank,)) for cell in cut if cell.sources]
             left = [cell.box for cell in cut if not cell.sources]
-    return found + [Cell(part, part.numel, ()) for part in left if part.numel]
+    return tuple(found + [Cell(part, part.numel, ()) for part in left if part.numel])
 
 
 def _without(box: Box, hole: Box) -> list[Box]:
@@ -80,9 +81,9 @@ def _without(box: Box, hole: Box) -> list[Box]:
 @lru_cache(maxsize=4096)
 def cells_wanted(
     haves: tuple[Box | None, ...], wants: tuple[Box | None, ...], buffer: bool
-) -> list[tuple[int, Cell]]:
+) -> tuple[tuple[int, Cell], ...]:
     """(wanting rank, part) for all that is wanted of one key; what a rank has comes from it."""
-    found = []
+    found: list[tuple[int, Cell]] = []
     for rank, wanted in enumerate(wants):
         if wanted is None:
             continue
@@ -92,4 +93,4 @@ def cells_wanted(
         for cell in cells(wanted, haves, rank):
             own = (rank,) if rank in cell.sources else cell.sources
             found.append((rank, Cell(cell.box, cell.numel, own)))
-    return found
+    return tuple(found)

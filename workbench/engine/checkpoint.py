@@ -19,6 +19,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,17 +27,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workbench.engine.restore import restored
-from workbench.engine.shards import Box
+from workbench.engine.cells import Cell, cells, cells_of_buffer
+from workbench.engine.restore import Kind, restored
+from workbench.engine.shards import Box, whole
 from workbench.engine.state import Piece
 from workbench.errors import CheckpointError
 from workbench.spec import manifest as manifests
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# dtype in a manifest: its name in a safetensors file, and the bytes of an element.
 DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
+    "float64": ("F64", 8), "float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2),
+    "int64": ("I64", 8), "int32": ("I32", 4), "int16": ("I16", 2), "int8": ("I8", 1),
+    "uint8": ("U8", 1), "bool": ("BOOL", 1),
 }  # fmt: skip
 T = TypeVar("T")
 
@@ -51,6 +54,7 @@ def save(
 ) -> dict[str, Any]:
     """Write the checkpoint `name` under `root`; collective, the manifest on every rank.
 
+    The keys of all ranks count: each may hold others, a part of a tensor, or nothing.
     meta: plain values, kept beside the format's own fields (step, layout, recipe, ...). unique:
     take `name-2`, `name-3`, ... where the name exists, instead of refusing it.
 
@@ -77,13 +81,16 @@ def save(
 def load(path: Path, pieces: Mapping[str, Piece]) -> dict[str, Any]:
     """Fill the pieces, in place, from a checkpoint; collective, what `save` got as meta.
 
-    The pieces are those of `state.take`, at any number of ranks, replicated or sharded; each rank
-    reads the boxes it holds. Manifest, sizes and hashes are checked on all ranks before the first
-    byte changes. `state.load` then puts back the numbers that no tensor of the model holds.
+    The pieces are those of `state.take`, at any number of ranks and in any layout; each rank
+    reads the boxes it holds, and all ranks together must hold what was saved. Manifest, sizes and
+    hashes are checked on all ranks before the first byte changes. `state.load` then puts back the
+    numbers that no tensor of the model holds.
 
     Raises the same CheckpointError on all ranks, with nothing changed.
     """
-    meta, fill = _agreed(lambda: restored(Path(path), pieces))
+    mine = {key: _kind(piece) for key, piece in pieces.items()}
+    model = _one_kind(_agreed_all(lambda: mine))
+    meta, fill = _agreed(lambda: restored(Path(path), pieces, model))
     fill()
     return meta
 
@@ -163,62 +170,93 @@ class _Writer:
         return name
 
 
-def _plan(pieces: Mapping[str, Piece]) -> tuple[dict[str, Piece], dict[str, Any], int]:
-    """The pieces this rank writes, the manifest's entry of every key, the bytes of all ranks.
+def _kind(piece: Piece) -> Kind:
+    return tuple(piece.shape), str(piece.local.dtype).removeprefix("torch.")
+
+
+def _one_kind(everyone: list[dict[str, Kind]]) -> dict[str, Kind]:
+    """The keys of all ranks, each once. Raises CheckpointError for one that is of two kinds."""
+    found: dict[str, tuple[int, Kind]] = {}
+    for rank, kinds in enumerate(everyone):
+        for key, kind in kinds.items():
+            first, known = found.setdefault(key, (rank, kind))
+            if kind != known:
+                raise CheckpointError(
+                    f"{key} is {known[1]} {list(known[0])} on rank {first} and "
+                    f"{kind[1]} {list(kind[0])} on rank {rank}. Use one recipe on all ranks."
+                )
+    return {key: kind for key, (_, kind) in found.items()}
+
+
+def _plan(pieces: Mapping[str, Piece]) -> tuple[dict[str, Tensor], dict[str, Any], int]:
+    """What this rank writes, the manifest's entry of every key, the bytes of all ranks.
 
     Collective; every rank makes the whole plan, so that they raise alike.
     """
-    mine = {
-        key: (piece.offset, tuple(piece.local.shape), piece.shape, piece.local.dtype, piece.buffer)
-        for key, piece in pieces.items()
-    }
+    mine = {key: (_kind(piece), piece.box, piece.buffer) for key, piece in pieces.items()}
     everyone = _agreed_all(lambda: mine)
-    loads, owned, keys = [0] * len(everyone), {}, {}
+    kinds = _one_kind([{key: kind for key, (kind, *_) in rank.items()} for rank in everyone])
+    loads, owned, entries = [0] * len(everyone), {}, {}
     # The largest first: the small ones then even the loads out.
-    order = sorted(everyone[0], key=lambda key: (-torch.Size(everyone[0][key][2]).numel(), key))
-    for key in order:
-        _, _, shape, dtype, buffer = everyone[0][key]
-        if dtype not in DTYPES:
-            raise CheckpointError(f"{key} has dtype {dtype}, which a safetensors file lacks.")
-        holders: dict[Box, list[int]] = {}
-        for rank, held in enumerate(everyone):
-            if key not in held or held[key][2:] != everyone[0][key][2:]:
-                raise CheckpointError(f"{key} is not the same on rank 0 and rank {rank}.")
-            holders.setdefault(Box(*held[key][:2]), []).append(rank)
-        boxes = [box for box in holders if box.numel]
-        if sum(box.numel for box in boxes) != torch.Size(shape).numel():
-            raise CheckpointError(f"The ranks together do not hold {key} of shape {list(shape)}.")
-        entry = []
-        for box in boxes:
-            # Replicas of a buffer may differ (running statistics): all come from one rank.
-            owner = holders[box][0] if buffer else min(holders[box], key=lambda r: (loads[r], r))
-            loads[owner] += box.numel * dtype.itemsize
+    for key in sorted(kinds, key=lambda key: (-torch.Size(kinds[key][0]).numel(), key)):
+        boxes = tuple(rank[key][1] if key in rank else None for rank in everyone)
+        is_buffer = any(rank[key][2] for rank in everyone if key in rank)
+        entries[key] = []
+        for number, cell in enumerate(_cells(key, kinds[key], boxes, is_buffer)):
+            owner = min(cell.sources, key=lambda rank: (loads[rank], rank))
+            loads[owner] += cell.numel * DTYPES[kinds[key][1]][1]
+            # A rank that holds more than others writes a part of it, or several.
+            stored = key if boxes[owner] == cell.box else f"{key}#{number}"
             if owner == _rank():
-                owned[key] = pieces[key]
+                owned[stored] = pieces[key].local[cell.box.slices(pieces[key].offset)]
             file = f"rank-{owner}.safetensors"
-            entry.append({"file": file, "key": key, "offset": box.offset, "shape": box.shape})
-        keys[key] = {"shape": shape, "dtype": _name_of(dtype), "pieces": entry}
-    return owned, manifests.plain({key: keys[key] for key in pieces}, "keys"), sum(loads)
+            entries[key].append({"file": file, "key": stored, **asdict(cell.box)})
+    keys = {
+        key: {"shape": shape, "dtype": dtype, "pieces": entries[key]}
+        for key, (shape, dtype) in kinds.items()
+    }
+    return owned, manifests.plain(keys, "keys"), sum(loads)
 
 
-def _write_file(path: Path, owned: Mapping[str, Piece]) -> dict[str, Any] | None:
+def _cells(
+    key: str, kind: Kind, boxes: tuple[Box | None, ...], is_buffer: bool
+) -> tuple[Cell, ...]:
+    """The whole of a key in parts, with the ranks that can write each.
+
+    Raises CheckpointError for one that is not whole, or of a dtype that no file holds.
+    """
+    shape, dtype = kind
+    if dtype not in DTYPES:
+        raise CheckpointError(f"{key} has dtype {dtype}, which a safetensors file lacks.")
+    # Replicas of a buffer may differ (running statistics): all come from the first rank.
+    found = (cells_of_buffer if is_buffer else cells)(whole(shape), boxes)
+    if gap := next((cell for cell in found if not cell.sources), None):
+        raise CheckpointError(
+            f"The ranks together do not hold {key}: {list(gap.box.shape)} of its {list(shape)} "
+            f"from {list(gap.box.offset)} on are on none. Restore another checkpoint."
+        )
+    return found
+
+
+def _write_file(path: Path, owned: Mapping[str, Tensor]) -> dict[str, Any] | None:
     """Write the pieces as a safetensors file, hashing on the way; its size and hash."""
     if not owned:
         return None
     # Wide elements first keeps every tensor aligned for those who map the file.
-    order = sorted(owned, key=lambda key: (-owned[key].local.element_size(), key))
+    order = sorted(owned, key=lambda key: (-owned[key].element_size(), key))
     header: dict[str, Any] = {}
     end = 0
     for key in order:
-        local = owned[key].local
+        local = owned[key]
         start, end = end, end + local.numel() * local.element_size()
         shape = list(local.shape)
-        header[key] = {"dtype": DTYPES[local.dtype], "shape": shape, "data_offsets": [start, end]}
+        dtype = DTYPES[str(local.dtype).removeprefix("torch.")][0]
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with _says_where(path.parent), _new_file(path) as file:
-        for part in _parts(text, [owned[key].local for key in order]):
+        for part in _parts(text, [owned[key] for key in order]):
             digest.update(part)
             file.write(part)
     return {"bytes": 8 + len(text) + end, "sha256": digest.hexdigest()}
@@ -304,10 +342,6 @@ def _says_where(directory: Path) -> Iterator[None]:
             f"The checkpoint cannot be written in {directory}: {error.strerror}. "
             "Make room or choose another directory."
         ) from error
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _rank() -> int:

@@ -28,15 +28,23 @@ class Copy:
     piece: Piece
 
 
-def restored(path: Path, pieces: Mapping[str, Piece]) -> tuple[dict[str, Any], Callable[[], None]]:
+# Shape and dtype of a whole tensor, as a manifest names them.
+Kind = tuple[tuple[int, ...], str]
+
+
+def restored(
+    path: Path, pieces: Mapping[str, Piece], model: Mapping[str, Kind]
+) -> tuple[dict[str, Any], Callable[[], None]]:
     """The meta of the checkpoint, and a function that fills the pieces in place.
+
+    pieces: what this rank holds. model: what all ranks together hold.
 
     Raises CheckpointError for a checkpoint that is damaged, or of another model; the function
     works on files already open and checked.
     """
     manifest = manifests.read(path)
     keys = manifest["keys"]
-    _check_model(path.name, keys, pieces)
+    _check_model(path.name, keys, model)
     copies = [
         copy for key, piece in pieces.items() for copy in _copies(path.name, key, piece, keys)
     ]
@@ -60,17 +68,16 @@ def restored(path: Path, pieces: Mapping[str, Piece]) -> tuple[dict[str, Any], C
     return {key: value for key, value in manifest.items() if key not in own}, fill
 
 
-def _check_model(name: str, keys: Mapping[str, Any], pieces: Mapping[str, Piece]) -> None:
+def _check_model(name: str, keys: Mapping[str, Any], model: Mapping[str, Kind]) -> None:
     theirs = {key: tuple(entry["shape"]) for key, entry in keys.items()}
-    problem = differences(theirs, {key: piece.shape for key, piece in pieces.items()})
+    problem = differences(theirs, {key: shape for key, (shape, _) in model.items()})
     if problem:
         what = "model" if "model/" in problem else "optimizer"
         raise CheckpointError(
             f"Checkpoint {name} is of another {what}: {problem}. "
             "Restore it into the recipe it was saved from."
         )
-    for key, piece in pieces.items():
-        dtype = str(piece.local.dtype).removeprefix("torch.")
+    for key, (_, dtype) in model.items():
         if dtype != keys[key]["dtype"]:
             raise CheckpointError(
                 f"Checkpoint {name} has {key} as {keys[key]['dtype']}, and here it is {dtype}. "
