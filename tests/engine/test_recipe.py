@@ -198,5 +198,5 @@ def test_unknown_names_and_sizes_come_with_the_nearest():
         recipes.builtin("digit")
     with pytest.raises(RecipeError, match=r"No size of pytext named 'smal'\. Did you mean 'small'"):
         recipes.builtin("pytext", "smal")
-    with pytest.raises(RecipeError, match=r"digits has no sizes\. Leave out size='small'"):
-        recipes.builtin("digits", "small")
+    with pytest.raises(RecipeError, match=r"The cell has no sizes\. Leave out size='small'"):
+        recipes.from_namespace(cell(CELL), size="small")

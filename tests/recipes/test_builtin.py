@@ -1,12 +1,25 @@
+import importlib
+
 import pytest
 import torch
 
 from workbench.engine import recipe as recipes
 
 
-@pytest.mark.parametrize("name", recipes.names())
-def test_a_built_in_recipe_takes_a_step_and_measures_itself(name):
-    recipe = recipes.builtin(name)
+SLOW = {("pytext", "small"), ("pytext", "medium")}  # seconds a step
+
+
+def every_size():
+    for name in recipes.names():
+        module = importlib.import_module(f"{recipes.FOLDER}.{name}")
+        for size in getattr(module, "SIZES", [None]):
+            if (name, size) not in SLOW:
+                yield name, size
+
+
+@pytest.mark.parametrize(("name", "size"), list(every_size()))
+def test_a_built_in_recipe_takes_a_step_and_measures_itself(name, size):
+    recipe = recipes.builtin(name, size)
     torch.manual_seed(0)
     model = recipe.model()
     optimizer = recipe.optimizer(model.parameters())
@@ -24,7 +37,7 @@ def test_a_built_in_recipe_takes_a_step_and_measures_itself(name):
     assert all(isinstance(value, float) for value in metrics.values())
 
 
-def test_digits_are_those_of_scikit_learn_and_500_steps_learn_them():
+def test_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
     from workbench.recipes import digits
@@ -35,17 +48,21 @@ def test_digits_are_those_of_scikit_learn_and_500_steps_learn_them():
     theirs = torch.cat([torch.from_numpy(table.data), torch.from_numpy(table.target)[:, None]], 1)
     assert sorted(ours.tolist()) == sorted(theirs.long().tolist())
 
-    recipe = recipes.builtin("digits")
+
+@pytest.mark.parametrize(("size", "parameters"), [("mlp", 301_066), ("cnn", 47_610)])
+def test_digits_are_learned_in_300_steps(size, parameters):
+    recipe = recipes.builtin("digits", size)
     torch.manual_seed(0)
     model = recipe.model()
+    assert sum(param.numel() for param in model.parameters()) == parameters
     optimizer = recipe.optimizer(model.parameters())
-    for step in range(500):
+    for step in range(300):
         inputs, targets = recipe.samples.fetch(step * recipe.batch, recipe.batch)
         optimizer.zero_grad()
         recipe.loss(model(inputs), targets).backward()
         optimizer.step()
     assert recipe.evaluate is not None
-    assert recipe.evaluate(model)["accuracy"] > 0.95
+    assert recipe.evaluate(model.eval())["accuracy"] > 0.95
 
 
 @pytest.mark.parametrize(("size", "millions"), [("tiny", 0.8), ("small", 10), ("medium", 30)])
