@@ -5,7 +5,6 @@ import torch
 
 from workbench.engine import recipe as recipes
 
-
 SLOW = {("pytext", "small"), ("pytext", "medium")}  # seconds a step
 
 
