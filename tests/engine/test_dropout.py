@@ -212,7 +212,7 @@ def test_what_has_a_forward_of_its_own_is_left_alone():
 @pytest.mark.parametrize("dim", [1, 2])
 def test_ranks_that_share_a_tensor_drop_what_one_process_drops(kind, dim):
     x = torch.randn(3, 8, 6)
-    full_shapes = {"drop": (1, 8, 6)}
+    full_shapes = {"drop": [(1, 8, 6)]}
     drop, draw = dropping(kind)
     at(draw, first=9, count=3)
     whole = drop(x)
@@ -226,11 +226,25 @@ def test_ranks_that_share_a_tensor_drop_what_one_process_drops(kind, dim):
     assert torch.equal(torch.cat(parts, dim), whole)
 
 
+def test_each_call_has_a_shape_of_its_own():
+    # In a block: within the perceptron, where ranks have half each, and behind it.
+    full_shapes = {"drop": [(1, 8), (1, 4)]}
+    wide, narrow = torch.ones(3, 8), torch.ones(3, 4)
+    drop, draw = dropping()
+    at(draw, count=3)
+    whole = drop(wide), drop(narrow)
+    for index in range(2):
+        drop, draw = dropping(full_shapes=full_shapes, index=index, of=2)
+        at(draw, count=3)
+        assert torch.equal(drop(wide.chunk(2, 1)[index]), whole[0].chunk(2, 1)[index])
+        assert torch.equal(drop(narrow), whole[1])
+
+
 def test_ranks_draw_alike_what_fits_no_part():
     x = torch.ones(3, 5)
     outs = []
     for index in range(2):
-        drop, draw = dropping(full_shapes={"drop": (3, 8)}, index=index, of=2)
+        drop, draw = dropping(full_shapes={"drop": [(3, 8)]}, index=index, of=2)
         at(draw, count=3)
         outs.append(drop(x))
     assert torch.equal(*outs)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,7 +111,7 @@ def make_invariant(
     draw: Draw,
     seed: int,
     *,
-    full_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    full_shapes: Mapping[str, Sequence[tuple[int, ...]]] | None = None,
     index: int = 0,
     of: int = 1,
 ) -> None:
@@ -121,16 +121,16 @@ def make_invariant(
     sample, in order. Any other number of rows, as in dropout of a table of positions, gives one
     mask for all samples. The same values in another dtype lose the same elements.
 
-    full_shapes: what each module's input is before tensor parallelism cuts it, by name, found with
-    inputs as long as those trained on. A plain tensor that is the `of`-th part of it in one dim is
-    taken as the part `index`; any other as whole, since ranks that hold the same activation must
-    drop the same. A DTensor knows its part.
+    full_shapes: what each module's inputs are before tensor parallelism cuts them, by name and
+    call in a forward, found with inputs as long as those trained on. A plain tensor that is the
+    `of`-th part of it in one dim is taken as the part `index`; any other as whole, since ranks
+    that hold the same activation must drop the same. A DTensor knows its part.
     """
     counters = functools.lru_cache(maxsize=SHAPES_KEPT)(_counters)
     for name, module in model.named_modules():
         if (kind := kind_of(module)) is not None:
-            full = (full_shapes or {}).get(name) if of > 1 else None
-            part = Part(full, index, of) if full is not None else None
+            shapes = (full_shapes or {}).get(name) if of > 1 else None
+            part = Part(tuple(shapes), index, of) if shapes else None
             digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
             key = int.from_bytes(digest, "little")
             module.forward = Masked(module, kind, name, key, draw, part, counters)
@@ -145,21 +145,25 @@ def draws_in(model: nn.Module) -> list[Draw]:
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of a tensor-parallel input a rank may have: the `index`-th `of` equal ones."""
+    """Which part of a tensor-parallel input a rank may have: the `index`-th `of` equal ones.
 
-    full: tuple[int, ...]
+    shapes: of the whole inputs, by call; later calls are taken to be like the last.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
     index: int
     of: int
 
-    def box(self, shape: tuple[int, ...]) -> tuple[Box, tuple[int, ...]]:
+    def box(self, shape: tuple[int, ...], call: int) -> tuple[Box, tuple[int, ...]]:
         """The box of a local tensor, and the shape it is a box of; the first dim never counts."""
         offset, total = [0] * len(shape), list(shape)
-        if len(shape) == len(self.full):
-            pairs = zip(shape, self.full, strict=True)
+        full = self.shapes[min(call, len(self.shapes) - 1)]
+        if len(shape) == len(full):
+            pairs = zip(shape, full, strict=True)
             other = [dim for dim, (n, m) in enumerate(pairs) if dim and n != m]
-            if len(other) == 1 and shape[other[0]] * self.of == self.full[other[0]]:
+            if len(other) == 1 and shape[other[0]] * self.of == full[other[0]]:
                 offset[other[0]] = self.index * shape[other[0]]
-                total[other[0]] = self.full[other[0]]
+                total[other[0]] = full[other[0]]
         return Box(tuple(offset), shape), tuple(total)
 
 
@@ -182,7 +186,8 @@ class Masked:
             return input
         if not isinstance(input, DTensor):
             shape = tuple(input.shape)
-            box, total = self.part.box(shape) if self.part else (whole(shape), shape)
+            call = self.draw.calls.get(self.name, 0)
+            box, total = self.part.box(shape, call) if self.part else (whole(shape), shape)
             return self._dropped(input, p, box, total)
         # Parts of a sum are no activation yet.
         places = [Replicate() if one.is_partial() else one for one in input.placements]
