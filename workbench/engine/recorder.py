@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from workbench.engine.cost import DrawnError, Meter
 from workbench.engine.nest import Ref, State, filled, signature, template, tensors
+from workbench.engine.probe import probed
 from workbench.engine.refusal import UnrecordableError, refused
 from workbench.engine.skeleton import faked
 from workbench.engine.tape import INPUT, Node, Tape, Value
@@ -178,8 +179,11 @@ class _Recorder(TorchFunctionMode):
             watched = self._versions(seen)
             self.meter.clear()
             with _untouched_random():
-                result = call(*args, **kwargs)
-            mutated = self._mutated(seen, watched)
+                try:
+                    result = call(*args, **kwargs)
+                    mutated = self._mutated(seen, watched)
+                except Exception as error:  # noqa: BLE001 - it may be for want of values
+                    result, mutated = self._probed(module, call, (args, kwargs), error)
             for owner, key, tensor in held:
                 name = self.known[id(tensor)]
                 assert isinstance(name, State)
@@ -193,6 +197,18 @@ class _Recorder(TorchFunctionMode):
         finally:
             self.inside = False
 
+    def _probed(
+        self, module: nn.Module, call: Callable, arguments: tuple[tuple, dict], error: Exception
+    ) -> tuple[Any, list[Tensor]]:
+        """What a unit returns and writes when it is called with made-up values."""
+        args, kwargs = arguments
+        try:
+            return probed(module, call, args, kwargs)
+        except Exception as second:  # noqa: BLE001 - the user's unit may raise anything
+            says = (str(second).strip().splitlines() or [""])[0]
+            what = f"cannot have {self.names[module]} run alone ({type(second).__name__}: {says})"
+            raise UnrecordableError(what, parts_help=False) from error
+
     def _computed(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """The result with its values, unless it is random."""
         try:
@@ -204,7 +220,9 @@ class _Recorder(TorchFunctionMode):
     def _versions(self, seen: list[Tensor], *, computed: bool = False) -> list[int]:
         """How often each was written: of one with values what stands for it without them."""
         own = [computed or isinstance(t, FakeTensor) for t in seen]
-        watched = (t if known else self.mode.from_tensor(t) for t, known in zip(seen, own, strict=True))
+        watched = (
+            t if known else self.mode.from_tensor(t) for t, known in zip(seen, own, strict=True)
+        )
         return [t._version for t in watched]
 
     def _mutated(self, seen: list[Tensor], before: list[int], *, computed: bool = False) -> list:

@@ -12,10 +12,18 @@ from workbench.engine.source import is_cell
 from workbench.errors import LayoutError
 
 LOOKS_AT_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
+PARTS = "Give its parts in the order they are called: def stages(model): return [model.a, *model.b]"
 
 
 class UnrecordableError(Exception):
-    """What a model does that no tape can hold; the subject of the sentence is the model."""
+    """What a model does that no tape can hold; the subject of the sentence is the model.
+
+    parts_help: whether it is of no matter once the recipe names the parts.
+    """
+
+    def __init__(self, what: str, *, parts_help: bool = True) -> None:
+        super().__init__(what)
+        self.parts_help = parts_help
 
 
 def refused(error: Exception, model: nn.Module) -> LayoutError:
@@ -27,10 +35,10 @@ def refused(error: Exception, model: nn.Module) -> LayoutError:
         what = "looks at values"
     else:
         what = f"does not run without values ({type(error).__name__}: {says})"
-    return LayoutError(
-        f"{type(model).__name__}{_place(error)} {what}, so that it cannot be cut by itself. Give "
-        "its parts in the order they are called: def stages(model): return [model.a, *model.b]"
-    )
+    text = f"{type(model).__name__}{_place(error)} {what}, so that it cannot be cut by itself. "
+    if getattr(error, "parts_help", True):
+        return LayoutError(text + PARTS)
+    return LayoutError(text + "Use data parallelism.")
 
 
 def _place(error: Exception) -> str:
