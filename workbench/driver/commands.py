@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.driver import runs
-from workbench.errors import InputError, WorkbenchError
-from workbench.spec.strategy import layout_for
+from workbench.errors import InputError, LayoutError, WorkbenchError
+from workbench.spec.layout import Layout, parse_layout
+from workbench.spec.limits import why_not
+from workbench.spec.strategy import STRATEGIES, layout_for, strategy_of
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
@@ -107,19 +109,57 @@ def restore(run: Run, what: str | int = "last") -> int:
     return run.step_now
 
 
-def switch(run: Run, shard: bool) -> int:
-    """Go on replicated or sharded -> the step."""
-    if shard == run.about["shard"]:
+def switch(
+    run: Run, strategy: str | None = None, *, ranks: int | None = None, **options: Any
+) -> int:
+    """Go on under another layout -> the step.
+
+    strategy: a name, or a layout's text such as `pp2 dp2, 1f1b x8`; None: the one there is, with
+    other options.
+    """
+    layout = wanted(run, strategy, ranks, options)
+    if layout == run.layout:
+        run.tell("info", f"already {layout}")
         return run.step_now
-    layout = layout_for("data", run.engines.num_ranks, shard=shard)
+    if why := why_not(layout, run.limits, run.engines.num_ranks):
+        raise LayoutError(why)
     began_s = time.perf_counter()
-    run.engines.together("switch", layout.degrees())
-    run.about["shard"] = shard
-    run.feeder.reset(run.step_now)
-    run.marks.append({"step": run.step_now, "label": "sharded" if shard else "replicated"})
-    took_ms = 1e3 * (time.perf_counter() - began_s)
-    run.tell("switch", f"{layout} from step {run.step_now:,} on, in {took_ms:.0f} ms")
+    replies = run.engines.together("switch", layout.to_dict())
+    took_s = time.perf_counter() - began_s
+    run.lay_out(layout, replies)
+    moved_bytes = sum(reply["sent_bytes"] for reply in replies)
+    name = strategy_of(layout)
+    run.marks.append(
+        {
+            "step": run.step_now,
+            "label": name,
+            "layout": str(layout),
+            "took_s": took_s,
+            "moved_bytes": moved_bytes,
+        }
+    )
+    run.tell(
+        "switch",
+        f"{name} ({layout}) from step {run.step_now:,} on, in {1e3 * took_s:.0f} ms, "
+        f"{moved_bytes / 1e6:.1f} MB moved between ranks",
+    )
+    for note in replies[0]["notes"]:
+        if note not in run.about["notes"]:
+            run.tell("warning", note)
     return run.step_now
+
+
+def wanted(run: Run, strategy: str | None, ranks: int | None, options: dict[str, Any]) -> Layout:
+    """The layout that is asked for. Raises InputError or LayoutError for one that is none."""
+    there_are = run.engines.num_ranks
+    if strategy is not None and strategy not in STRATEGIES and any(map(str.isdigit, strategy)):
+        if given := [key for key, value in options.items() if value not in (None, False)]:
+            raise InputError(f"{given[0]} has no place beside the whole layout {strategy!r}.")
+        return parse_layout(strategy)
+    name = strategy_of(run.layout) if strategy is None else strategy
+    if strategy is None and not any(value is not None for value in (ranks, *options.values())):
+        raise InputError(f"Say to what: one of {', '.join(STRATEGIES)}, or a layout such as dp2.")
+    return layout_for(name, counted(ranks, there_are), **options)
 
 
 def evaluate(run: Run) -> dict[str, float]:
@@ -135,6 +175,15 @@ def measure(run: Run) -> None:
         run.metrics_step = run.step_now
         text = ", ".join(f"{key} {value:.4g}" for key, value in run.metrics.items())
         run.tell("info", f"step {run.step_now:,}: {text}")
+
+
+def counted(ranks: int | None, there_are: int) -> int:
+    """How many ranks train. Raises InputError for more than there are, or none."""
+    if ranks is None:
+        return there_are
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= there_are:
+        raise InputError(f"ranks={ranks!r}: there are {there_are}. Use 1 to {there_are}.")
+    return ranks
 
 
 def check_count(name: str, value: object) -> None:

@@ -41,6 +41,8 @@ class Feeder:
 
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
+        # The others wait: a layout may need fewer ranks than there are.
+        self.ranks = range(engines.num_ranks)
         self._queued: deque[InFlight] = deque()
         self._submitted = 0
         self._num_steps = 1
@@ -65,7 +67,9 @@ class Feeder:
         depth = DEPTH if self._step_s < LONG_STEP_S else 1
         while len(self._queued) < depth and self._submitted < goal:
             num_steps = min(self._num_steps, goal - self._submitted)
-            futures = self.engines.submit("run_slice", num_steps, self._follows)
+            futures = self.engines.submit(
+                "run_slice", num_steps, self._follows, ranks=self.ranks
+            )
             self._follows = True
             self._submitted += num_steps
             self._queued.append(InFlight(num_steps, futures))
@@ -114,18 +118,19 @@ class Feeder:
             who = f"{named(same).capitalize()} at step {step + 1:,}"
             last = f" ({lines[-1]})" if lines else ""
             error = kinds.RankError(f"{who}: {name}: {text}{last}")
-        elif len(same) < self.engines.num_ranks:
+        elif len(same) < len(self.ranks):
             error = type(error)(f"{named(same).capitalize()}: {text}")
         for line in lines:
             error.add_note(f"  {line}")
         return error
 
-    def agree(self, positions: list[int], *, sharded: bool) -> None:
+    def agree(self, positions: list[int], *, are_replicas: bool) -> None:
         """Make ranks that stopped a step apart stand at the same step, the later one."""
-        if sharded:
+        if not are_replicas:
             raise RunError(
-                f"The ranks stopped at steps {min(positions)} and {max(positions)}, and a sharded "
-                "state is whole at one step only. %dist_restore goes back to a checkpoint."
+                f"The ranks stopped at steps {min(positions)} and {max(positions)}, and a state "
+                "that is spread over ranks is whole at one step only. %dist_restore goes back to a "
+                "checkpoint."
             )
         self.engines.call("adopt", positions.index(max(positions)))
 

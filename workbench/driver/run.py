@@ -21,9 +21,10 @@ from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
 from workbench.errors import RunError, WorkbenchError
+from workbench.spec.layout import Layout
+from workbench.spec.limits import Limits
 from workbench.spec.near import unknown
 from workbench.spec.options import TrainOptions
-from workbench.spec.strategy import layout_for
 
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
@@ -39,10 +40,19 @@ class Run:
     """
 
     def __init__(
-        self, engines: Engines, about: dict[str, Any], options: TrainOptions, directory: Path
+        self,
+        engines: Engines,
+        about: dict[str, Any],
+        options: TrainOptions,
+        directory: Path,
+        layout: Layout,
     ) -> None:
         self.engines = engines
         self.about = about
+        self.limits = Limits(**about["limits"])
+        self.layout = layout
+        self.stages: list[dict[str, Any]] = []
+        self.held: list[float] = []
         self.options = options
         self.directory = directory
         self.name = directory.name
@@ -73,9 +83,18 @@ class Run:
         for note in self.about["notes"]:
             self.tell("warning", note)
         self.tell(
-            "info", f"{self.name}: {self.about['parameters']:,} parameters, {self.layout_text}"
+            "info", f"{self.name}: {self.about['parameters']:,} parameters, {self.layout}"
         )
         self._thread.start()
+
+    def lay_out(self, layout: Layout, replies: list[dict[str, Any]]) -> None:
+        """The ranks hold the training under this layout, and said how."""
+        self.layout = layout
+        self.stages = replies[0]["stages"]
+        self.held = [reply["held"] for reply in replies]
+        self.feeder.ranks = range(layout.world_size)
+        self.feeder.reset(self.step_now)
+        self.history.recent = []
 
     # What is asked of a run.
 
@@ -145,9 +164,14 @@ class Run:
         """Go back to a checkpoint (name, step, path or 'last') -> its step."""
         return self._result("restore", what=what)
 
-    def switch(self, *, shard: bool) -> int:
-        """Go on replicated or sharded, from the same step -> that step."""
-        return self._result("switch", shard=shard)
+    def switch(
+        self, strategy: str | None = None, *, ranks: int | None = None, **options: Any
+    ) -> int:
+        """Go on under another strategy or layout, from the same step -> that step.
+
+        strategy: a name with its options (spec/strategy.py), or a text such as `pp2 dp2, 1f1b x8`.
+        """
+        return self._result("switch", strategy=strategy, ranks=ranks, **options)
 
     def evaluate(self) -> dict[str, float]:
         """The recipe's metrics now."""
@@ -206,11 +230,6 @@ class Run:
             self._thread.join(self.engines.timeouts.total_s)
 
     # What the panel and the notebook read.
-
-    @property
-    def layout_text(self) -> str:
-        """`dp4` or `fsdp4`."""
-        return str(layout_for("data", self.engines.num_ranks, shard=self.about["shard"]))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything shown of the run, as plain values; see driver/snapshot.py."""
@@ -323,9 +342,10 @@ class Run:
         self.feeder.drain(self.history, self._advance)
         try:
             self.engines.rejoin()
-            positions = self.engines.call("position")
+            positions = self.engines.call("position", ranks=self.feeder.ranks)
             if len(set(positions)) > 1:
-                self.feeder.agree(positions, sharded=self.about["shard"])
+                are_replicas = self.layout.dp_replicate == self.layout.world_size
+                self.feeder.agree(positions, are_replicas=are_replicas)
             self.step_now = max(positions)
         except WorkbenchError as second:
             if not self.engines.alive:

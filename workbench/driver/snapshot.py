@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workbench.spec.choices import choices
+from workbench.spec.strategy import strategy_of
+
 if TYPE_CHECKING:
     from workbench.driver.run import Run
 
@@ -34,9 +37,11 @@ def snapshot(run: Run) -> dict[str, Any]:
         "unit": f"{run.about['unit']}/s",
         "ranks": run.engines.num_ranks,
         "alive": 0 if stopped else sum(row["state"] == "alive" for row in rows),
-        "strategy": "data",
-        "shard": run.about["shard"],
-        "layout": run.layout_text,
+        "strategy": strategy_of(run.layout),
+        "layout": str(run.layout),
+        "stages": run.stages,
+        "places": places(run),
+        "choices": choices(run.limits, run.engines.num_ranks, run.layout),
         "precision": run.options.precision,
         "batch": run.about["batch"],
         "lossy": "bf16 autocast" if run.options.precision == "bf16" else "",
@@ -51,6 +56,33 @@ def snapshot(run: Run) -> dict[str, Any]:
         "pending": run.pending,
         "allowed": [] if run.pending else list(ALLOWED.get(run.state, ())),
     }
+
+
+def places(run: Run) -> list[dict[str, Any]]:
+    """For each rank where it lies in the layout, its samples of the batch, what it holds."""
+    layout, batch = run.layout, run.about["batch"]
+    found = []
+    for rank in range(run.engines.num_ranks):
+        if rank >= layout.world_size:
+            found.append({"rank": rank, "idle": True, "held": 0.0, "stages": [], "samples": []})
+            continue
+        where = layout.coordinate(rank)
+        share = layout.share(rank)
+        # As engine/data.py cuts it: the first shares take one more where it does not divide.
+        ends = [batch // layout.dp * n + min(n, batch % layout.dp) for n in (share, share + 1)]
+        found.append(
+            {
+                "rank": rank,
+                "idle": False,
+                "pp": where["pp"],
+                "dp": share,
+                "tp": where["tp"],
+                "stages": layout.stages(rank) if layout.pp > 1 else [],
+                "samples": ends,
+                "held": run.held[rank],
+            }
+        )
+    return found
 
 
 def totals(run: Run) -> dict[str, Any]:

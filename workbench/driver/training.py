@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.driver import runs
+from workbench.driver.commands import counted
 from workbench.driver.run import Run
 from workbench.errors import CheckpointError, InputError, RecipeError, RunError
 from workbench.spec.near import unknown
 from workbench.spec.options import TrainOptions
 from workbench.spec.registry import names_in
-from workbench.spec.strategy import layout_for
+from workbench.spec.strategy import LAYOUT_OPTIONS, layout_for
 
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
@@ -32,7 +33,7 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     *,
     cell: str | None = None,
     strategy: str = "data",
-    shard: bool = False,
+    ranks: int | None = None,
     restore: str | None = None,
     directory: str | Path = DIRECTORY,
     start: bool = True,
@@ -41,19 +42,23 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     """Build a training on all ranks and start it; returns at once, the Run is the handle.
 
     recipe: a built-in one by name, or with `cell` the class to take. cell: text that defines a
-    recipe, executed on every rank. restore: a checkpoint to begin from. directory: where the
+    recipe, executed on every rank. strategy: see spec/strategy.py, which also says what options it
+    takes (shard, by, microbatches, schedule, dp, pp, tp). ranks: how many train, the first of
+    them; the others wait. restore: a checkpoint to begin from. directory: where the
     run's own folder (journal, checkpoints) is made. start: False leaves it paused. options: see
     TrainOptions.
 
     Raises InputError, LayoutError, RecipeError, RunError or CheckpointError; a training that was
     there before goes on existing unless a new one could be built.
     """
+    how = {key: options.pop(key) for key in list(options) if key in LAYOUT_OPTIONS}
     try:
         chosen = TrainOptions(**options)
     except TypeError:
         wrong = sorted(set(options) - set(TrainOptions.__dataclass_fields__))
-        raise InputError(unknown("option", wrong[0], TrainOptions.__dataclass_fields__)) from None
-    layout = layout_for(strategy, engines.num_ranks, shard=shard)
+        known = [*TrainOptions.__dataclass_fields__, *LAYOUT_OPTIONS]
+        raise InputError(unknown("option", wrong[0], known)) from None
+    layout = layout_for(strategy, counted(ranks, engines.num_ranks), **how)
     if cell is None and recipe is None:
         raise RecipeError(
             f"No recipe named. Known: {', '.join(recipe_names())}; or define one in a "
@@ -74,16 +79,16 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
         engines.run_cell(cell)
     folder = _make_folder(Path(directory), recipe or "cell")
     try:
-        about = _agreed(
-            engines.together(
-                "build", recipe, cell is not None, layout.degrees(), chosen.to_dict(), str(folder)
-            )
+        built = engines.together(
+            "build", recipe, cell is not None, layout.to_dict(), chosen.to_dict(), str(folder)
         )
+        about = _agreed(built)
     except BaseException:
         _remove(folder)
         raise
-    before, run = engines.run, Run(engines, {**about, "shard": shard}, chosen, folder)
+    before, run = engines.run, Run(engines, about, chosen, folder, layout)
     engines.run = run
+    run.lay_out(layout, built)
     run.begin(running=False)
     if before is not None:
         run.tell("info", before.give_up_ranks())

@@ -33,17 +33,19 @@ def clip(
     that is more than one. group: the ranks of the layout, all ranks when None. Parameters without
     gradient are passed over. Same scale as torch.nn.utils.clip_grad_norm_.
     """
+    is_cut = layout.pp * layout.dp_shard * layout.tp > 1
     by_copies: dict[int, list[Tensor]] = defaultdict(list)
     device = torch.device("cpu")
     for name, param in held.named_parameters():
         device = param.device
         if param.grad is not None:
-            copies = _copies(held, name, param.grad, layout) * (holders or {}).get(name, 1)
+            copies = _copies(held, name, param.grad, layout) if is_cut else 1
+            copies *= (holders or {}).get(name, 1)
             by_copies[copies].append(_local(param.grad))
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for copies, grads in by_copies.items():
         squares += torch.nn.utils.get_total_norm(grads).double() ** 2 / copies
-    if layout.pp * layout.dp_shard * layout.tp > 1:
+    if is_cut:
         dist.all_reduce(squares, group=group)
     norm = squares.sqrt().item()
     scale = max_norm / (norm + 1e-6)

@@ -122,7 +122,7 @@ class Samples:
 
     def _order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:
-            generator = torch.Generator().manual_seed(_mixed("order", self.seed, epoch))
+            generator = torch.Generator().manual_seed(mixed("order", self.seed, epoch))
             # Two are enough: a batch straddles the current and the next epoch.
             for old in sorted(self._orders)[:-1]:
                 del self._orders[old]
@@ -154,7 +154,7 @@ class Samples:
         return _joined(parts)
 
     def _reseed(self, number: int) -> None:
-        _seed_all(_mixed("sample", self.seed, number))
+        _seed_all(mixed("sample", self.seed, number))
 
 
 def _kind(source: Any) -> tuple[tuple[Tensor, Tensor] | None, Callable | None, int | None]:
@@ -190,7 +190,8 @@ def _filled(length: int) -> int:
     return length
 
 
-def _mixed(use: str, *numbers: int) -> int:
+def mixed(use: str, *numbers: int) -> int:
+    """A seed for one use and place: 63 bits that neighbouring numbers do not share."""
     # A hash, not seed + number: neighbouring seeds must not share streams.
     digest = hashlib.blake2b(f"{use}{numbers}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -41,6 +41,9 @@ class Recipe:
     optimizer(params) builds the optimizer. lr: a number, a function of the step, or None for
     what the optimizer says. evaluate(model): metrics by name, or None. unit: what throughput
     counts, units_per_sample of them in each sample. size: of SIZES, "" without sizes.
+    stages(model): submodules to be called one after another, where the model cannot be cut by
+    itself. tensor_plan: FQN patterns to how tensor parallelism splits the module, where that is
+    not to be found by itself.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Recipe:
     unit: str = "samples"
     units_per_sample: int = 1
     size: str = ""
+    stages: Callable[[nn.Module], list[nn.Module]] | None = None
+    tensor_plan: dict[str, str] | None = None
 
     def changed(self, *, batch: int | None = None, seed: int | None = None) -> Recipe:
         """The recipe with the batch and the seed of the user's options; None keeps its own."""
@@ -193,7 +198,22 @@ def _resolved(parts: Mapping[str, Any], name: str, size: str | None) -> Recipe:
         unit=unit,
         units_per_sample=_units(parts, unit, samples),
         size=size,
+        stages=_function(parts, "stages", name, needed=False),
+        tensor_plan=_tensor_plan(parts),
     )
+
+
+def _tensor_plan(parts: Mapping[str, Any]) -> dict[str, str] | None:
+    plan = parts.get("tensor_plan")
+    texts = isinstance(plan, Mapping) and all(
+        isinstance(key, str) and isinstance(how, str) for key, how in plan.items()
+    )
+    if plan is not None and not texts:
+        raise RecipeError(
+            f"tensor_plan={plan!r:.60}: give a dict of module names to how each is split, such as "
+            "{'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}."
+        )
+    return dict(plan) if plan is not None else None
 
 
 def _function(parts: Mapping[str, Any], key: str, name: str, *, needed: bool = True) -> Any:

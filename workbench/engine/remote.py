@@ -28,9 +28,11 @@ import torch
 
 from workbench.engine import cell, checkpoint, output, source, state
 from workbench.engine import recipe as recipes
+from workbench.engine.blueprint import Blueprint, Plan
 from workbench.engine.metered_group import Meter
+from workbench.engine.moves import move
 from workbench.engine.told import MOST_CHARS, told
-from workbench.engine.trainer import Plan, Trainer
+from workbench.engine.trainer import Trainer, move_state, seeded
 from workbench.engine.world import Meeting, World
 from workbench.errors import CheckpointError, RunError, WorldLostError
 from workbench.spec.layout import Layout
@@ -106,16 +108,16 @@ def join(meeting: dict) -> str:
 
 def _kept_state(trainer: Trainer) -> tuple:
     """The training's state as this rank holds it, independent of its world."""
-    pieces = state.take(trainer.model, trainer.optimizer)
-    groups = state.settings(trainer.model, trainer.optimizer)
-    return trainer.plan, trainer.layout, pieces, groups, trainer.step, trainer.samples
+    pieces = state.take(trainer.held, trainer.optimizer)
+    groups = state.settings(trainer.optimizer, trainer.blueprint.groups)
+    return trainer.blueprint, trainer.layout, pieces, groups, trainer.step, trainer.samples
 
 
 def _rebuilt(kept: tuple, world: World) -> Trainer:
-    plan, layout, pieces, groups, step, samples = kept
-    trainer = Trainer(plan, layout, world)
-    state.load(trainer.model, trainer.optimizer, pieces)
-    state.set_settings(trainer.model, trainer.optimizer, groups)
+    blueprint, layout, pieces, groups, step, samples = kept
+    trainer = Trainer(blueprint, layout, world)
+    state.load(trainer.held, trainer.optimizer, pieces)
+    state.set_settings(trainer.optimizer, blueprint.groups, groups)
     trainer.step, trainer.samples = step, samples
     return trainer
 
@@ -166,22 +168,27 @@ def _defined_by_cell() -> dict[str, Any]:
 def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, directory: str) -> dict:
     """Make a training: a built-in recipe by name, or what the last cell defined.
 
-    -> what the driver shows of the recipe. Raises RecipeError or InputError, and the training that
-    was there is there still.
+    -> what the driver shows of the recipe. Raises RecipeError, LayoutError or InputError, and the
+    training that was there is there still.
     """
-    chosen = TrainOptions(**options)
+    chosen, wanted = TrainOptions(**options), Layout(**layout)
     with _together():
         if from_cell:
             found = recipes.from_namespace(_defined_by_cell(), recipe, chosen.size)
         else:
             found = recipes.builtin(str(recipe), chosen.size)
         found = found.changed(batch=chosen.batch, seed=chosen.seed)
-        trainer = Trainer(Plan(found, chosen), Layout(**layout), _world())
+        world = _world()
+        with seeded(found.seed):
+            model = found.model()
+        blueprint = Blueprint(Plan(found, chosen), model, world.device)
+        blueprint.check(wanted, world.size)
+        trainer = Trainer(blueprint, wanted, world)
+        state.fill(trainer.held, model)
     _here.trainer = trainer
-    gc.collect()  # the training before is held in cycles by its reducer
     _here.directory = Path(directory)
     _here.ended_s = None
-    return {
+    about = {
         "recipe": found.name,
         "batch": found.batch,
         "seed": found.seed,
@@ -191,8 +198,23 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         "parameters": trainer.num_parameters(),
         "evaluates": found.evaluate is not None,
         "samples": found.samples.length,
-        "names": state.digest(trainer.model),
+        "names": state.digest(blueprint.bones),
+        "limits": blueprint.limits.to_dict() if _here.rank == 0 else {},
+        **_spread_shown(trainer),
+    }
+    del model
+    gc.collect()  # the training before is held in cycles by its reducer
+    return about
+
+
+def _spread_shown(trainer: Trainer) -> dict:
+    """How the training lies on the ranks, as plain values."""
+    held = trainer.held
+    mine = sum(held.local(name, param)[0].numel() for name, param in held.named_parameters())
+    return {
         "notes": trainer.notes(),
+        "stages": trainer.spread.stages_shown(),
+        "held": mine / trainer.num_parameters(),
     }
 
 
@@ -301,11 +323,11 @@ def save(root: str, name: str, unique: bool, meta: dict) -> str:
         "recipe": recipe.name,
         "size": recipe.size,
         "layout": str(trainer.layout),
-        "tied": state.tied(trainer.model),
-        "optimizer": state.settings(trainer.model, trainer.optimizer),
+        "tied": state.tied(trainer.blueprint.bones),
+        "optimizer": state.settings(trainer.optimizer, trainer.blueprint.groups),
     }
     with _together():
-        pieces = state.take(trainer.model, trainer.optimizer)
+        pieces = state.take(trainer.held, trainer.optimizer)
         return checkpoint.save(pieces, whole, Path(root), name, unique=unique)["name"]
 
 
@@ -313,35 +335,44 @@ def restore(path: str) -> dict:
     """Read a checkpoint into the training, at any number of ranks -> its meta."""
     trainer = _trainer()
     with _together():
-        pieces = state.take(trainer.model, trainer.optimizer)
+        pieces = state.take(trainer.held, trainer.optimizer)
         meta = checkpoint.load(Path(path), pieces)
-        state.load(trainer.model, trainer.optimizer, pieces)
-        state.set_settings(trainer.model, trainer.optimizer, meta["optimizer"])
+        state.load(trainer.held, trainer.optimizer, pieces)
+        state.set_settings(trainer.optimizer, trainer.blueprint.groups, meta["optimizer"])
     trainer.step, trainer.samples = meta["step"], meta["samples"]
     return {"step": trainer.step, "layout": meta["layout"]}
 
 
-def switch(layout: dict) -> None:
-    """Go on under another layout of as many ranks, from the same state, bit for bit."""
-    old = _trainer()
+def switch(layout: dict) -> dict:
+    """Go on under another layout, from the same state, bit for bit, moved from rank to rank.
+
+    -> what the driver shows of it. When it raises, the training is what it was.
+    """
+    old, wanted = _trainer(), Layout(**layout)
+    began_s = time.perf_counter()
     with _together():
-        new = Trainer(old.plan, Layout(**layout), _world())
-        tensors = state.gather(state.take(old.model, old.optimizer))
-        state.put(new.model, new.optimizer, tensors)
-    state.set_settings(new.model, new.optimizer, state.settings(old.model, old.optimizer))
-    new.step, new.samples = old.step, old.samples
+        new = Trainer(old.blueprint, wanted, _world())
+        built_s = time.perf_counter()
+        moved = move_state(old, new)
     _here.trainer = new
+    ended_s = time.perf_counter()
+    return {
+        **_spread_shown(new),
+        "build_s": built_s - began_s,
+        "move_s": ended_s - built_s,
+        "sent_bytes": moved.sent_bytes,
+    }
 
 
 def adopt(source_rank: int) -> int:
     """Take over the whole state of one rank, after ranks stopped at different steps."""
     trainer = _trainer()
+    is_source = _here.rank == source_rank
     numbers = torch.tensor([trainer.step, trainer.samples], device=_world().device)
     torch.distributed.broadcast(numbers, source_rank)
-    for piece in state.take(trainer.model, trainer.optimizer).values():
-        tensor = piece.local.to(_world().device).contiguous()
-        torch.distributed.broadcast(tensor, source_rank)
-        piece.local.copy_(tensor)
+    pieces = state.take(trainer.held, trainer.optimizer)
+    move(pieces if is_source else {}, {} if is_source else pieces)
+    state.put_numbers(trainer.held, trainer.optimizer, pieces)
     trainer.step, trainer.samples = (int(number) for number in numbers)
     return trainer.step
 

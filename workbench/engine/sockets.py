@@ -32,10 +32,14 @@ def open_sockets() -> dict[int, str]:
 
 
 class GroupSockets:
-    """The connections that appeared while a group was made: those not in `before`."""
+    """The connections that appeared while groups were made: those not in `before`."""
 
     def __init__(self, before: dict[int, str]) -> None:
-        self._sockets = []
+        self._sockets: list[socket.socket] = []
+        self.add(before)
+
+    def add(self, before: dict[int, str]) -> None:
+        """Those of one more group."""
         for fd, inode in open_sockets().items():
             if before.get(fd) != inode and (connection := _connection(fd)):
                 self._sockets.append(connection)

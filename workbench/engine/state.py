@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from workbench.engine.held import Held
 from workbench.engine.shards import Box, local_part, whole
 from workbench.errors import CheckpointError
 
@@ -48,28 +49,34 @@ class Piece:
         return Box(self.offset, tuple(self.local.shape))
 
 
-def take(model: nn.Module, optimizer: Optimizer | None = None) -> dict[str, Piece]:
+def take(
+    model: Held | nn.Module, optimizer: Optimizer | None = None, *, create: bool = True
+) -> dict[str, Piece]:
     """The pieces this rank holds, in the order of the model, sharing memory with it.
 
-    Optimizer state not yet created is created as it is before the first step, so that the keys
-    are the same for a fresh training and one under way. Parameters tied to one tensor come once.
+    create: make optimizer state that is not there yet as it is before the first step, so that the
+    keys are the same for a fresh training and one under way. Tied parameters come once.
     """
-    _reshard(model)
+    held = _held(model)
+    for part in held.parts:
+        _reshard(part)
     pieces = {}
-    for name, param in model.named_parameters():
-        pieces[f"model/{name}"] = _piece(param)
-    for name, buffer in _persistent_buffers(model):
+    for name, param in held.named_parameters():
+        pieces[f"model/{name}"] = _cut_piece(held, name, param)
+    for name, buffer in held.named_buffers():
         pieces[f"model/{name}"] = _piece(buffer, buffer=True)
     if optimizer is not None:
-        _create_missing(optimizer)
-        for name, param in _optimized(model, optimizer):
+        if create:
+            _create_missing(optimizer)
+        for name, param in _optimized(held, optimizer):
             for key, value in optimizer.state.get(param, {}).items():
                 if value is not None:
-                    pieces[f"optim/{name}/{key}"] = _piece(_as_tensor(value, f"{name}/{key}"))
+                    tensor = _as_tensor(value, f"{name}/{key}")
+                    pieces[f"optim/{name}/{key}"] = _state_piece(held, name, param, tensor, key)
     return pieces
 
 
-def load(model: nn.Module, optimizer: Optimizer | None, pieces: Mapping[str, Piece]) -> None:
+def load(model: Held | nn.Module, optimizer: Optimizer | None, pieces: Mapping[str, Piece]) -> None:
     """Put the pieces of this same layout back; the inverse of `take`.
 
     Raises CheckpointError, with nothing changed, when keys or shapes differ.
@@ -88,8 +95,7 @@ def load(model: nn.Module, optimizer: Optimizer | None, pieces: Mapping[str, Pie
         for key, piece in pieces.items():
             if mine[key].local.data_ptr() != piece.local.data_ptr():
                 mine[key].local.copy_(piece.local)
-    if optimizer is not None:
-        _put_numbers(model, optimizer, mine)
+    put_numbers(model, optimizer, mine)
 
 
 def gather(pieces: Mapping[str, Piece]) -> Iterator[tuple[str, Tensor]]:
@@ -120,8 +126,15 @@ def put(
             missing.discard(key)
     if missing:
         raise CheckpointError(f"This state is of another model: it lacks {short(missing)}.")
-    if optimizer is not None:
-        _put_numbers(model, optimizer, mine)
+    put_numbers(model, optimizer, mine)
+
+
+def fill(model: Held, whole_model: nn.Module) -> None:
+    """Give this rank's part the values of the whole module, which has the same names."""
+    tensors = {**dict(whole_model.named_parameters()), **dict(whole_model.named_buffers())}
+    with torch.no_grad():
+        for key, piece in take(model).items():
+            piece.local.copy_(tensors[key.removeprefix("model/")][piece.box.slices()])
 
 
 def digest(model: nn.Module) -> str:
@@ -137,30 +150,38 @@ def tied(model: nn.Module) -> dict[str, str]:
     return {name: first[param] for name, param in every if first[param] != name}
 
 
-def settings(model: nn.Module, optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Hyper-parameters of each group of the optimizer as plain values, with its FQNs."""
+def group_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """The FQNs in each group of the optimizer of a whole model."""
     names = {param: name for name, param in model.named_parameters()}
+    if strangers := [p for g in optimizer.param_groups for p in g["params"] if p not in names]:
+        raise CheckpointError(_strangers(len(strangers)))
+    return [[names[param] for param in group["params"]] for group in optimizer.param_groups]
+
+
+def settings(optimizer: Optimizer, names: list[list[str]]) -> list[dict[str, Any]]:
+    """Hyper-parameters of each group as plain values; names: the whole model's FQNs in each."""
     groups = []
-    for group in optimizer.param_groups:
+    for group, members in zip(optimizer.param_groups, names, strict=True):
         values = {
             key: value.item() if isinstance(value, Tensor) else value
             for key, value in group.items()
             if key != "params" and key not in HOW_NOT_WHAT
         }
-        groups.append({**values, "params": [names[param] for param in group["params"]]})
+        groups.append({**values, "params": members})
     return groups
 
 
-def set_settings(model: nn.Module, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+def set_settings(
+    optimizer: Optimizer, names: list[list[str]], groups: list[dict[str, Any]]
+) -> None:
     """Give the optimizer the hyper-parameters that `settings` read from one with the same groups.
 
     Raises CheckpointError, with nothing changed, when the groups are not the same.
     """
-    mine = settings(model, optimizer)
-    if [group["params"] for group in mine] != [group["params"] for group in groups]:
+    if names != [group["params"] for group in groups]:
         raise CheckpointError(
             f"The optimizer settings are of another optimizer: {len(groups)} groups there, "
-            f"{len(mine)} here, or other parameters in them. Use the recipe it was saved with."
+            f"{len(names)} here, or other parameters in them. Use the recipe it was saved with."
         )
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         for key, value in values.items():
@@ -170,6 +191,41 @@ def set_settings(model: nn.Module, optimizer: Optimizer, groups: list[dict[str, 
                     now.fill_(value)
                 else:
                     group[key] = tuple(value) if isinstance(now, tuple) else value
+
+
+def slots(model: Held | nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
+    """What the optimizer keeps for each of this rank's parameters, without the values.
+
+    By FQN and key: None for a tensor of the parameter's shape, else an empty tensor like it, or
+    the number's kind.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, param in _optimized(_held(model), optimizer):
+        kept = found.setdefault(name, {})
+        for key, value in optimizer.state.get(param, {}).items():
+            if isinstance(value, Tensor):
+                like = value.shape == param.shape and value.dtype == param.dtype
+                kept[key] = None if like else torch.empty_like(value)
+            elif value is not None:
+                kept[key] = type(value)(0)
+    return found
+
+
+def make_slots(
+    model: Held | nn.Module, optimizer: Optimizer, known: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Give an optimizer the slots that `slots` found, on all ranks together, to be filled."""
+    for name, param in _optimized(_held(model), optimizer):
+        state = {
+            key: torch.empty_like(param, requires_grad=False) if like is None else _own(like)
+            for key, like in known.get(name, {}).items()
+        }
+        if state:
+            optimizer.state[param] = state
+
+
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def differences(
@@ -209,25 +265,44 @@ def _reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def _held(model: Held | nn.Module) -> Held:
+    return model if isinstance(model, Held) else Held([model])
+
+
 def _piece(tensor: Tensor, *, buffer: bool = False) -> Piece:
     local, box = local_part(tensor)
     return Piece(local, box.offset, tuple(tensor.shape), buffer)
 
 
-def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    kept = model.state_dict(keep_vars=True).keys()
-    return ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+def _cut_piece(held: Held, name: str, tensor: Tensor) -> Piece:
+    local, box = held.local(name, tensor)
+    return Piece(local, box.offset, held.shape_of(name, tensor))
 
 
-def _optimized(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
-    known = {param for group in optimizer.param_groups for param in group["params"]}
-    names = {param: name for name, param in model.named_parameters()}
-    if strangers := known - set(names):
+def _state_piece(held: Held, name: str, param: Tensor, tensor: Tensor, key: str) -> Piece:
+    if tensor.shape == param.shape:
+        return _cut_piece(held, name, tensor)
+    if tensor.numel() > 1 and name in held.cuts:
         raise CheckpointError(
-            f"The optimizer has {len(strangers)} parameters that are not the model's, so they have "
-            "no name to be saved under. Build it from model.parameters()."
+            f"Optimizer state {name}/{key} has shape {list(tensor.shape)} and its parameter "
+            f"{list(param.shape)}: it cannot be cut with it. Use another strategy or optimizer."
         )
+    return _piece(tensor)
+
+
+def _optimized(held: Held, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    known = {param for group in optimizer.param_groups for param in group["params"]}
+    names = {param: name for name, param in held.named_parameters()}
+    if strangers := known - set(names):
+        raise CheckpointError(_strangers(len(strangers)))
     return ((name, param) for param, name in names.items() if param in known)
+
+
+def _strangers(count: int) -> str:
+    return (
+        f"The optimizer has {count} parameters that are not the model's, so they have "
+        "no name to be saved under. Build it from model.parameters()."
+    )
 
 
 def _as_tensor(value: Any, where: str) -> Tensor:
@@ -241,8 +316,13 @@ def _as_tensor(value: Any, where: str) -> Tensor:
     )
 
 
-def _put_numbers(model: nn.Module, optimizer: Optimizer, pieces: Mapping[str, Piece]) -> None:
-    for name, param in _optimized(model, optimizer):
+def put_numbers(
+    model: Held | nn.Module, optimizer: Optimizer | None, pieces: Mapping[str, Piece]
+) -> None:
+    """Put back the numbers of optimizer state, which share no memory with their pieces."""
+    if optimizer is None:
+        return
+    for name, param in _optimized(_held(model), optimizer):
         state = optimizer.state.get(param, {})
         for key, value in state.items():
             if value is not None and not isinstance(value, Tensor):

@@ -9,6 +9,7 @@ rank, which is slower and never wrong.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -27,6 +28,10 @@ __all__ = ["KINDS", "Group", "TensorPlan", "find", "given"]
 KINDS = ("colwise", "rowwise", "vocab", "gathered")
 # They look at a matrix or at all gradients as a whole; most others work element by element.
 WHOLE_TENSORS = {"LBFGS", "Muon", "Adafactor", "Shampoo", "SOAP", "LAMB", "Lamb", "LARS"}
+WHOLE_WHY = (
+    "{} looks at whole matrices, and tensor parallelism cuts them. "
+    "Use an optimizer that works element by element, such as AdamW."
+)
 # An embedding or an output layer is cut from this share of the model's parameters on.
 LARGE = 0.1
 # A module is run whole for the proof; above this many parameters that takes too much memory.
@@ -42,10 +47,7 @@ def find(
     A plan that cuts nothing says so in `why`.
     """
     if optimizer_kind in WHOLE_TENSORS:
-        return TensorPlan(
-            why=f"{optimizer_kind} looks at whole matrices, and tensor parallelism cuts them. "
-            "Use an optimizer that works element by element, such as AdamW."
-        )
+        return TensorPlan(why=WHOLE_WHY.format(optimizer_kind))
     try:
         recording = record(bones, inputs, device)
     except Exception as error:  # noqa: BLE001 - the user's code may need values
@@ -118,6 +120,18 @@ class _Search:
         names = {call.name for call in found} | {calls[index].name}
         fit = len(names) == len(found) + 1 and all(self.free(name) for name in names)
         return found if fit and not alike else []
+
+    def why_not(self, group: Group) -> str:
+        """Add a group that was named; why it cannot be cut, "" when it was added."""
+        names = (*group.columns, group.row)
+        called = {call.name: call for call in reversed(self.recording.calls)}
+        if not called.keys() >= set(names) or not all(map(self.free, names)):
+            return "is not called, or shares its weight with other code"
+        before = len(self.groups)
+        self._try([called[name] for name in group.columns], called[group.row])
+        if len(self.groups) > before:
+            return ""
+        return self.refused.get(group.row, "no module lies around with the layers before it")
 
     def _try(self, columns: list[Call], row: Call) -> None:
         group = Group(tuple(call.name for call in columns), row.name)
@@ -267,14 +281,43 @@ def _is_table(module: nn.Module) -> bool:
     )
 
 
-def given(bones: nn.Module, plan: dict[str, str]) -> TensorPlan:
+def given(
+    bones: nn.Module,
+    plan: dict[str, str],
+    inputs: Any = None,
+    device: torch.device | None = None,
+    optimizer_kind: str = "",
+) -> TensorPlan:
     """The plan that a recipe's `tensor_plan` means: patterns of module names to one of KINDS.
 
     A rowwise layer ends the group of the colwise ones before it, in the order of the model's names.
-    Raises RecipeError for a pattern that matches nothing and for layers that do not fit their kind.
+    With inputs (see `find`) the groups are proven too, which finds heads that must be divided.
+
+    Raises RecipeError for a pattern that matches nothing, for layers that do not fit their kind or
+    each other, and for a group that would compute something else.
     """
-    kinds: dict[str, str] = {}
+    if optimizer_kind in WHOLE_TENSORS:
+        return TensorPlan(why=WHOLE_WHY.format(optimizer_kind))
     modules = dict(bones.named_modules())
+    kinds = _kinds(modules, plan)
+    found = TensorPlan(
+        tuple(_groups([(name, kinds[name]) for name in modules if name in kinds])),
+        tuple(name for name, kind in kinds.items() if kind == "vocab"),
+        tuple(name for name, kind in kinds.items() if kind == "gathered"),
+        _sizes(modules, kinds),
+    )
+    if device is None:
+        return found
+    try:
+        recording = record(bones, inputs, device)
+    except Exception:  # noqa: BLE001 - the user's code may need values
+        return replace(found, notes=["tensor_plan is used as given: it could not be checked"])
+    return _proven(_Search(bones, recording), found)
+
+
+def _kinds(modules: dict[str, nn.Module], plan: dict[str, str]) -> dict[str, str]:
+    """Names of modules to kinds, checked one by one."""
+    kinds: dict[str, str] = {}
     for pattern, kind in plan.items():
         if kind not in KINDS:
             raise RecipeError(
@@ -287,30 +330,50 @@ def given(bones: nn.Module, plan: dict[str, str]) -> TensorPlan:
                 "model to see their names."
             )
         kinds |= dict.fromkeys(names, kind)
+    dims: dict[int, str] = {}
     for name, kind in kinds.items():
         _check_kind(name, modules[name], kind)
-    groups: list[Group] = []
+        dims[id(modules[name].weight)] = kind
+    for name, module in modules.items():
+        for param in module.parameters(recurse=False):
+            kind = dims.get(id(param))
+            other = kinds.get(name)
+            if kind and (other is None or (kind == "rowwise") != (other == "rowwise")):
+                raise RecipeError(
+                    f"tensor_plan cuts the weight of {name} as {kind} under another name. Name "
+                    f"{name} too: vocab for an embedding, gathered for an output layer."
+                )
+    return kinds
+
+
+def _groups(ordered: list[tuple[str, str]]) -> Iterator[Group]:
     columns: list[str] = []
-    for name in (name for name in modules if kinds.get(name) in ("colwise", "rowwise")):
-        if kinds[name] == "colwise":
+    for name, kind in ordered:
+        if kind == "colwise":
             columns.append(name)
-        elif not columns:
+        elif kind == "rowwise" and columns:
+            yield Group(tuple(columns), name)
+            columns = []
+        elif kind == "rowwise":
             raise RecipeError(
                 f"tensor_plan cuts {name} rowwise, and no layer before it colwise. Name both."
             )
-        else:
-            groups.append(Group(tuple(columns), name))
-            columns = []
     if columns:
         raise RecipeError(
             f"tensor_plan cuts {columns[-1]} colwise, and no layer after it rowwise. Name both."
         )
-    return TensorPlan(
-        tuple(groups),
-        tuple(name for name, kind in kinds.items() if kind == "vocab"),
-        tuple(name for name, kind in kinds.items() if kind == "gathered"),
-        _sizes(modules, kinds),
-    )
+
+
+def _proven(search: _Search, plan: TensorPlan) -> TensorPlan:
+    for group in plan.groups:
+        if why := search.why_not(group):
+            raise RecipeError(f"tensor_plan cuts {group.row}, which {why}. Leave its group out.")
+    stray = search.recording.strays.intersection((*plan.embeddings, *plan.gathered))
+    if stray:
+        raise RecipeError(
+            f"tensor_plan cuts {min(stray)}, whose weight other code uses too. Leave it out."
+        )
+    return replace(plan, groups=tuple(search.groups), sizes=plan.sizes | search.sizes)
 
 
 def _check_kind(name: str, module: nn.Module, kind: str) -> None:

@@ -55,16 +55,17 @@ class Proof:
         self.why = ""
         generator = torch.Generator().manual_seed(SEED)
         self._values = {n: _random(p, generator) for n, p in module.named_parameters()}
+        # A mask of one kind may hide everything, and then nothing would be seen to go wrong.
         for flag in (True, False):
             self._flag = flag
             try:
                 self._whole = self._run_whole()
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-                self.why = f"it raises {type(error).__name__} on random values"
+                self.why = f"raises {type(error).__name__} on random values"
                 return
-            if not self.why and _finite(self._whole):
+            if self.why or _is_telling(self._whole):
                 return
-        self.why = self.why or "it gives no finite numbers on random values"
+        self.why = "gives nothing to compare on random values"
 
     def holds(self, degree: int, ranks: Iterable[int]) -> bool:
         """Whether those of the `degree` ranks compute their part of what the whole does."""
@@ -187,8 +188,12 @@ def _tensors(value: Any) -> list[Tensor]:
     return [x for item in value for x in _tensors(item)] if isinstance(value, (tuple, list)) else []
 
 
-def _finite(run: _Run) -> bool:
-    return all(bool(x.isfinite().all()) for x in _tensors((run.output, run.given)))
+def _is_telling(run: _Run) -> bool:
+    """Whether numbers are finite, and halves of what rows are given can be told apart."""
+    given = _tensors(run.given)
+    return all(bool(x.isfinite().all()) for x in _tensors((run.output, given))) and all(
+        _tells_apart(x, 2) for x in given
+    )
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -203,7 +208,9 @@ def _same(one: Any, other: Any) -> bool:
 def _tells_apart(x: Tensor, degree: int) -> bool:
     """Whether slices of x differ, so that the right one can be told from a wrong one."""
     parts = x.chunk(degree, -1)
-    return not torch.allclose(parts[0], parts[-1], 10 * TOLERANCE, 10 * TOLERANCE)
+    return parts[0].shape != parts[-1].shape or not torch.allclose(
+        parts[0], parts[-1], 10 * TOLERANCE, 10 * TOLERANCE
+    )
 
 
 def _trained(x: Tensor) -> set[Tensor]:

@@ -1,8 +1,8 @@
 """Trainer: one rank's model, optimizer and data position, and the steps it takes.
 
-It knows nothing of notebooks or slices' senders. Everything random in a step follows from
-(seed, step, rank), and the position in the data from the number of samples taken, so a step is a
-function of the state alone and can be redone after any interruption.
+It knows nothing of notebooks or slices' senders, nor of strategies. Everything random in a step
+follows from (seed, step, sample), and the position in the data from the number of samples taken, so
+a step is a function of the state alone and can be redone after any interruption.
 """
 
 from __future__ import annotations
@@ -14,92 +14,83 @@ import random
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from workbench.engine import axes
-from workbench.engine.data import shares
-from workbench.engine.recipe import Recipe, explain
+from workbench.engine import state
+from workbench.engine.axes import dp_replicate
+from workbench.engine.blueprint import Blueprint
+from workbench.engine.data import mixed
+from workbench.engine.held import Held
+from workbench.engine.micro import Micro, padded
+from workbench.engine.moves import Moved, move
+from workbench.engine.notes import notes
+from workbench.engine.recipe import explain
+from workbench.engine.spread import Pass, Spread
 from workbench.engine.world import World
 from workbench.errors import RecipeError, RunError, WorldLostError
 from workbench.spec.layout import Layout
-from workbench.spec.options import TrainOptions
 from workbench.spec.records import COLUMNS
 
 # How torch tells that a peer went away or did not come; gloo, then NCCL.
 PEER_GONE = ("Connection closed by peer", "Connection reset", "Timed out waiting", "pair closure")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What stays the same for one training whatever its world: recipe, options."""
-
-    recipe: Recipe
-    options: TrainOptions
-
-
 class Trainer:
-    """Builds the model under a layout and takes steps; `model` is the user's module, unwrapped."""
+    """Builds the model under a layout and takes steps."""
 
-    def __init__(self, plan: Plan, layout: Layout, world: World) -> None:
-        self.plan = plan
+    def __init__(self, blueprint: Blueprint, layout: Layout, world: World) -> None:
+        self.blueprint = blueprint
+        self.plan = blueprint.plan
         self.layout = layout
         self.world = world
         self.step = 0
         self.samples = 0
-        self._uses: axes.Uses | None = None
-        recipe, options = plan.recipe, plan.options
-        all_shares = shares(recipe.batch, layout.dp, options.accumulate)
-        self.microbatches = all_shares[world.rank]
-        with seeded(recipe.seed):
-            self.model = recipe.model().to(world.device)
-        self._trained = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
-        self._axes = axes.used(layout)
+        self.spread = Spread(blueprint, layout, world)
+        self.optimizer = _optimizer(blueprint, self.spread)
+        self._uses: dp_replicate.Uses | None = None
         # Until the first step has shown which parameters take part in the loss.
-        self._seeks_unused = layout.dp_replicate > 1
-        self._wrapped = self._spread()
-        self.optimizer = recipe.optimizer(self.model.parameters())
-        _check_params(self.optimizer, self.model)
-        # DDP's reducer waits for its buckets in C++, out of the meter's sight.
-        self._waits_in_reducer = isinstance(self._wrapped, DistributedDataParallel)
+        is_ddp = layout.pp == 1 and layout.dp_shard == 1 and layout.dp_replicate > 1
+        self._seeks_unused = is_ddp and not self.spread.is_idle
+        self._is_ddp = self._seeks_unused
+        self._pass: Pass | None = None
+        self._loss = 0.0
+        self._output: Any = None
 
-    def _spread(self) -> nn.Module:
-        wrapped = self.model
-        for axis in self._axes:
-            wrapped = axis.spread(wrapped, self.world, seeks_unused=self._seeks_unused)
-        return wrapped
+    @property
+    def held(self) -> Held:
+        """What this rank holds of the model."""
+        return self.spread.held
 
-    def _settle(self, uses: axes.Uses) -> None:
+    def _ready(self) -> Pass:
+        """What takes microbatches; made with the first step, when the values are there."""
+        if self._pass is None:
+            self._pass = self.spread.ready(
+                self._enter, self._weighted, seeks_unused=self._seeks_unused
+            )
+        return self._pass
+
+    def _settle(self, uses: dp_replicate.Uses) -> None:
         """After the first step: stop looking for unused parameters where no rank has any.
 
         The look costs each step a walk of the graph, and is decided by all ranks together.
         """
         unused = torch.tensor([len(uses.unused())], device=self.world.device)
-        torch.distributed.all_reduce(unused)
+        torch.distributed.all_reduce(unused, group=self.spread.group("dp_replicate"))
         uses.close()
         self._uses = None
         if not int(unused):
             self._seeks_unused = False
-            del self._wrapped
+            self._pass = None
             gc.collect()  # the old reducer's hooks sit on the parameters
-            self._wrapped = self._spread()
 
     def notes(self) -> list[str]:
-        """What of this model depends on the number of ranks, to be told at the start."""
-        if self.layout.dp == 1:
-            return []
-        kinds = {type(part).__name__ for part in self.model.modules()}
-        told = []
-        if any("BatchNorm" in kind and "Sync" not in kind for kind in kinds):
-            told.append("BatchNorm takes its statistics from each rank's share of the batch")
-        if any("Dropout" in kind for kind in kinds):
-            told.append("Dropout draws other masks at another number of ranks")
-        return told
+        """What of this model depends on the layout, to be told at the start."""
+        told = notes(self.blueprint.bones, self.layout, self.plan.options.accumulate)
+        return [*told, *(self.blueprint.tensor_plan.notes if self.layout.tp > 1 else ())]
 
     def run_steps(
         self, num_steps: int, columns: dict[str, list], *, since_s: float | None
@@ -111,9 +102,10 @@ class Trainer:
         Raises what the user's code raises, RunError for a loss that is not finite (the state is
         that before the step), WorldLostError when another rank left.
         """
-        self._wrapped.train()
+        for part in self.held.parts:
+            part.train()
         if self._seeks_unused and self._uses is None:
-            self._uses = axes.Uses(self.model)
+            self._uses = dp_replicate.Uses(self.held.parts[0])
         ended_s = since_s or time.perf_counter()
         for _ in range(num_steps):
             ended_s = self._take_step(ended_s, columns)
@@ -123,22 +115,21 @@ class Trainer:
         meter = self.world.meter
         meter.take()
         sent_before = self.world.bytes_sent()
-        loss = data_s = busy_s = launch_to_end_s = 0.0
+        data_s = busy_s = 0.0
+        self._loss = 0.0
+        rounds = self._rounds()
         done_s = began_s
-        for index, (offset, count) in enumerate(self.microbatches):
+        for index, places in enumerate(rounds):
             before_s = time.perf_counter()
-            inputs, target = self._fetch(self.samples + offset, count)
+            micros = [self._micro(offset, count) for offset, count in places]
             fetched_s = time.perf_counter()
-            self._reseed(index)
-            with self._without_sync(index):
-                loss += self._forward_backward(inputs, target, count)
+            self._forward_backward(micros, is_last=index == len(rounds) - 1)
             done_s = time.perf_counter()
             data_s += fetched_s - before_s
             busy_s += done_s - fetched_s
-            if self._waits_in_reducer and meter.last_launch_s > fetched_s:
-                launch_to_end_s += done_s - meter.last_launch_s
-        if not self._seeks_unused:
+        if self._is_ddp and not self._seeks_unused:
             self._check_all_used()
+        self.spread.settle_gradients()
         self._update()
         if self._uses is not None:
             self._settle(self._uses)
@@ -147,67 +138,78 @@ class Trainer:
         self.samples += self.plan.recipe.batch
         self.step += 1
         held_s, payload_bytes, _ = meter.take()
-        held_s += launch_to_end_s
         sent_after = self.world.bytes_sent()
         sent = payload_bytes if sent_after is None else sent_after - (sent_before or 0)
         # An accelerator runs behind the host, whose clock says nothing of what the step waited for.
         comm_s = held_s if self.world.device.type == "cpu" else None
+        loss = self._loss if self.spread.has_loss else 0.0
         values = (loss, ended_s - began_s, busy_s - (comm_s or 0.0), comm_s, data_s, sent)
         for name, value in zip(COLUMNS, values, strict=True):
             columns[name].append(value)
         return ended_s
 
-    def _fetch(self, first: int, count: int) -> tuple[Any, Any]:
-        inputs, target = self.plan.recipe.samples.fetch(first, count)
-        if self.world.device.type == "cpu":
-            return inputs, target
-        return moved(inputs, self.world.device), moved(target, self.world.device)
+    def _rounds(self) -> list[list[tuple[int, int]]]:
+        """Microbatches that are under way together: all of a pipeline's, else one at a time."""
+        size = self.layout.microbatches
+        places = self.spread.micros
+        return [places[first : first + size] for first in range(0, len(places), size)]
 
-    def _reseed(self, index: int) -> None:
-        """Dropout draws the same numbers when a step is redone, on this number of ranks."""
-        where = (self.step * self.world.size + self.world.rank) * len(self.microbatches) + index
-        seed = (self.plan.recipe.seed * 1_000_003 + where) % 2**63
+    def _micro(self, offset: int, count: int) -> Micro:
+        recipe, first = self.plan.recipe, self.samples + offset
+        inputs, target = recipe.samples.fetch(first, count)
+        if self.world.device.type != "cpu":
+            inputs, target = moved(inputs, self.world.device), moved(target, self.world.device)
+        length = self.spread.padded or count
+        # The axes average over their ranks; weighted so, the average is the mean over samples.
+        weight = count / recipe.batch * self.layout.dp
+        return Micro(first, count, weight, padded(inputs, count, length), target, length)
+
+    @contextlib.contextmanager
+    def _enter(self, micro: Micro, stage: int) -> Iterator[None]:
+        """A forward pass of a microbatch: its precision, and where its random numbers begin."""
+        self.spread.draw.put((self.step, micro.first, micro.count, micro.padded, {}))
+        # What is no module (functional dropout) draws by this; the same on tensor-parallel ranks.
+        seed = mixed("step", self.plan.recipe.seed, self.step, micro.first, stage)
         # torch.manual_seed would take a millisecond: it asks every kind of accelerator in turn.
         torch.default_generator.manual_seed(seed)
         if self.world.device.type != "cpu":
             torch.get_device_module(self.world.device).manual_seed(seed)
+        with self._precision():
+            yield
 
-    def _without_sync(self, index: int) -> contextlib.AbstractContextManager:
-        """All microbatches but the last leave their gradients on the rank."""
-        if index == len(self.microbatches) - 1 or not self._axes:
-            return contextlib.nullcontext()
-        return self._axes[0].without_sync(self._wrapped)
-
-    def _forward_backward(self, inputs: Any, target: Any, count: int) -> float:
-        """One microbatch; returns its part of the mean loss over the global batch."""
-        recipe, batch = self.plan.recipe, (inputs, target)
-        output = None
+    def _forward_backward(self, micros: list[Micro], *, is_last: bool) -> None:
+        self._output = None
         try:
-            with self._precision():
-                output = self._wrapped(inputs)
-                loss = recipe.loss(output, target)
+            self._ready().run(micros, is_last=is_last)
         except Exception as error:
             if self.step == 0 and not is_peer_gone(error):
-                told = None if raised_by_user(error) else explain(error, recipe, batch, output)
+                batch = micros[0].inputs, micros[0].target
+                told = None
+                if not raised_by_user(error):
+                    told = explain(error, self.plan.recipe, batch, self._output)
                 if told is not None:
                     raise told from error
             raise
-        share = count / recipe.batch
-        value = loss.item() * share
+        finally:
+            self._output = None
+
+    def _weighted(self, output: Any, micro: Micro) -> Tensor:
+        """The microbatch's part of the step's loss."""
+        self._output = output
+        loss = self.plan.recipe.loss(output, micro.target)
+        value = loss.item()
         if not math.isfinite(value):
             raise RunError(
-                f"The loss is {loss.item()} at step {self.step + 1:,}. The run stopped with the "
+                f"The loss is {value} at step {self.step + 1:,}. The run stopped with the "
                 f"state of step {self.step:,}: try a lower learning rate or clip, or restore."
             )
-        # The axes average over their ranks; weighted so, the average is the mean over samples.
-        (loss * (share * self.layout.dp)).backward()
-        return value
+        self._output = None
+        self._loss += value * micro.count / self.plan.recipe.batch
+        return loss * micro.weight
 
     def _check_all_used(self) -> None:
         """Raises RecipeError for a parameter without gradient that the first step had used."""
-        if not self._waits_in_reducer:
-            return
-        missing = [name for name, param in self._trained if param.grad is None]
+        missing = [n for n, p in self.held.named_parameters() if p.requires_grad and p.grad is None]
         if missing:
             raise RecipeError(
                 f"{', '.join(missing[:3])} took no part in the loss of step {self.step + 1:,}, but "
@@ -215,13 +217,14 @@ class Trainer:
             )
 
     def _precision(self) -> contextlib.AbstractContextManager:
-        if self.plan.options.precision == "fp32":
+        dtype = self.blueprint.precision_dtype
+        if dtype is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.world.device.type, dtype=dtype)
 
     def _update(self) -> None:
         if self.plan.options.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.plan.options.clip)
+            self.spread.clip(self.plan.options.clip)
         lr = self.plan.recipe.lr
         if callable(lr):
             for group in self.optimizer.param_groups:
@@ -232,28 +235,56 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """The recipe's metrics, computed alike on every rank; {} for a recipe without."""
         recipe = self.plan.recipe
-        if recipe.evaluate is None:
+        if recipe.evaluate is None or self.spread.is_idle:
             return {}
-        self.model.eval()
+        for part in self.held.parts:
+            part.eval()
         try:
             with seeded(recipe.seed), torch.no_grad():
-                return recipe.evaluate(self.model)
+                return recipe.evaluate(self.spread.whole(self._ready()))
         finally:
-            self.model.train()
+            for part in self.held.parts:
+                part.train()
 
     def num_parameters(self) -> int:
         """Parameters of the whole model."""
-        return sum(param.numel() for param in self.model.parameters())
+        return sum(self.blueprint.sizes.values())
 
 
-def _check_params(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raises RecipeError for an optimizer that steps nothing of the model."""
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not stepped & {id(p) for p in model.parameters()}:
-        raise RecipeError(
-            "optimizer(params) holds no parameter of the model. Pass it what it was given: "
-            "return torch.optim.SGD(params, lr=0.1)"
-        )
+def move_state(old: Trainer, new: Trainer) -> Moved:
+    """Everything a training has learned, from under one layout to under another; collective."""
+    known: dict[str, dict[str, Any]] = {}
+    every: list[Any] = [None] * old.world.size
+    mine = state.slots(old.held, old.optimizer), old.step, old.samples
+    torch.distributed.all_gather_object(every, mine)
+    for slots, _, _ in every:
+        known |= slots
+    state.make_slots(new.held, new.optimizer, known)
+    have = state.take(old.held, old.optimizer, create=False)
+    want = state.take(new.held, new.optimizer, create=False)
+    moved = move(have, want)
+    state.put_numbers(new.held, new.optimizer, want)
+    groups = old.blueprint.groups
+    state.set_settings(new.optimizer, groups, state.settings(old.optimizer, groups))
+    # Rank 0 is never idle; one that was has not counted.
+    _, new.step, new.samples = every[0]
+    return moved
+
+
+def _optimizer(blueprint: Blueprint, spread: Spread) -> torch.optim.Optimizer:
+    """The recipe's optimizer with this rank's parameters, in the groups of the whole model.
+
+    It is made from the whole list, with empty ones in the place of what other ranks hold, so that
+    a recipe that groups by place or shape gives the same groups on every stage.
+    """
+    mine = dict(spread.held.named_parameters())
+    bones = dict(blueprint.bones.named_parameters())
+    every = [mine.get(name, bones[name]) for name in blueprint.names]
+    optimizer = blueprint.plan.recipe.optimizer(iter(every))
+    held = set(mine.values())
+    for group in optimizer.param_groups:
+        group["params"] = [param for param in group["params"] if param in held]
+    return optimizer
 
 
 def raised_by_user(error: BaseException) -> bool:

@@ -13,10 +13,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from workbench.engine import metered_group
 from workbench.engine.sockets import GroupSockets, open_sockets
 from workbench.errors import StartError
+from workbench.spec.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,22 @@ class World:
         if int(ones) != meeting.size:
             raise StartError(f"{meeting.size} ranks summed their ones to {int(ones)}.")
         self.sockets = GroupSockets(before)
+        self._meshes: dict[tuple, DeviceMesh] = {}
+
+    def mesh(self, layout: Layout) -> DeviceMesh:
+        """The mesh of the layout's axes that have more than one rank; collective over all ranks.
+
+        The first ranks of the world make it up. Kept, so that going back and forth between two
+        layouts makes no group twice.
+        """
+        used = layout.used()
+        key = tuple(used.items())
+        if key not in self._meshes:
+            before = open_sockets()
+            ranks = torch.arange(layout.world_size).reshape(tuple(used.values()))
+            self._meshes[key] = DeviceMesh(self.device.type, ranks, mesh_dim_names=tuple(used))
+            self.sockets.add(before)
+        return self._meshes[key]
 
     def bytes_sent(self) -> int | None:
         """Bytes sent over the group's own connections so far; None where nobody counts them."""

@@ -20,7 +20,8 @@ from workbench.driver.checkpoints import LAST
 from workbench.driver.training import DIRECTORY
 from workbench.spec.options import PRECISIONS
 from workbench.spec.registry import names_in
-from workbench.spec.strategy import STRATEGIES
+from workbench.spec.schedules import SCHEDULES
+from workbench.spec.strategy import BY, STRATEGIES
 
 LINE = re.compile(r"\s*(?:[\w.,\s]+=\s*)?(%%?)(dist\w*)\s(.*)")
 
@@ -41,6 +42,8 @@ def _all_checkpoints(root: str | Path = DIRECTORY) -> list[str]:
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "recipe": lambda: names_in("recipes"),
     "strategy": lambda: STRATEGIES,
+    "by": lambda: BY,
+    "schedule": lambda: SCHEDULES,
     "precision": lambda: PRECISIONS,
     "checkpoint": _checkpoints,
     "restore": _all_checkpoints,

@@ -12,6 +12,8 @@ from IPython.core.magic_arguments import argument, parse_argstring
 
 from workbench.errors import WorkbenchError
 from workbench.spec.near import unknown
+from workbench.spec.schedules import SCHEDULES
+from workbench.spec.strategy import BY
 
 
 def from_line(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,6 +40,30 @@ def from_line(method: Callable[..., Any]) -> Callable[..., Any]:
             ) from None
 
     return argument("-h", "--help", action="store_true", help="print this")(magic)
+
+
+def layout_arguments(magic: Any) -> Any:
+    """The options that say how a training is spread; they are those of spec/strategy.py."""
+    options = (
+        ("--ranks", {"type": whole, "metavar": "N", "help": "so many train, the others wait"}),
+        (
+            "--shard",
+            {
+                "action": "store_true",
+                "default": None,
+                "help": "data parallelism: each rank keeps a shard of the state (FSDP2)",
+            },
+        ),
+        ("--by", {"type": word, "help": f"model: cut by {' or '.join(BY)} ({BY[0]})"}),
+        ("--microbatches", {"type": whole, "metavar": "N", "help": "pipeline: parts of a batch"}),
+        ("--schedule", {"type": word, "help": f"pipeline: {', '.join(SCHEDULES)} (1f1b)"}),
+        ("--dp", {"type": whole, "metavar": "N", "help": "hybrid: data-parallel shares"}),
+        ("--pp", {"type": whole, "metavar": "N", "help": "hybrid: pipeline stages"}),
+        ("--tp", {"type": whole, "metavar": "N", "help": "hybrid: ranks that share each matrix"}),
+    )
+    for name, how in reversed(options):
+        magic = argument(name, **how)(magic)
+    return magic
 
 
 def _read(magic: Any, text: str) -> argparse.Namespace:

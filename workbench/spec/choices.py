@@ -22,7 +22,7 @@ LABELS = {
     "by": "Cut",
     "microbatches": "Microbatches",
     "schedule": "Schedule",
-    "degrees": "Product",
+    "degrees": "Degrees",
 }
 SHARD = {False: "Replicated", True: "Sharded"}
 # Taken where a schedule asks too much of the model or of the batch, in this order.

@@ -90,6 +90,10 @@ class Layout:
         """The stages that a rank holds."""
         return self.order.stages_of(self.coordinate(rank)["pp"], self.pp)
 
+    def rank_of_stage(self, stage: int) -> int:
+        """The pipeline rank that holds a stage."""
+        return next(r for r in range(self.pp) if stage in self.order.stages_of(r, self.pp))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the wire and the manifest."""
         return asdict(self)

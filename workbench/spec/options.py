@@ -17,7 +17,8 @@ class TrainOptions:
     batch: samples in the global batch. seed: of parameters and data order. accumulate:
     microbatches whose gradients are summed before one optimizer step. clip: largest global
     gradient norm. precision: fp32, or bf16 autocast. size: passed to recipes that have sizes.
-    save_every: steps between automatic saves, 0 for none.
+    save_every: steps between automatic saves, 0 for none. recompute: activation checkpointing, each
+    block's activations computed again in the backward pass instead of kept.
     """
 
     steps: int = 100
@@ -28,6 +29,7 @@ class TrainOptions:
     precision: str = "fp32"
     size: str | None = None
     save_every: int = 0
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -1,7 +1,8 @@
 """Sharded data parallelism: each rank holds 1/n of parameters, gradients and optimizer state.
 
 Parameters are all-gathered before use and gradients reduce-scattered after: half as much traffic
-again as replicas, for 1/n of the memory.
+again as replicas, for 1/n of the memory. With replicas besides, the shards' gradients are then
+averaged over them (hybrid sharding).
 
 Source: Zhao et al. 2023, "PyTorch FSDP", https://arxiv.org/abs/2304.11277
 """
@@ -9,22 +10,22 @@ Source: Zhao et al. 2023, "PyTorch FSDP", https://arxiv.org/abs/2304.11277
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from workbench.engine.world import World
 
+def spread(part: nn.Module, mesh: DeviceMesh) -> None:
+    """Put a part of the model in FSDP2: each repeated block one unit, the rest another.
 
-def spread(module: nn.Module, world: World, *, seeks_unused: bool) -> nn.Module:
-    """The module with FSDP2 over all ranks: each repeated block one unit, the rest another."""
-    mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("dp_shard",))
-    for block in blocks(module):
-        fully_shard(block, mesh=mesh)
-    fully_shard(module, mesh=mesh)
-    return module
+    mesh: dp_shard alone, or dp_replicate x dp_shard.
+    """
+    for block in blocks(part):
+        if any(True for _ in block.parameters()):
+            fully_shard(block, mesh=mesh)
+    fully_shard(part, mesh=mesh)
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
@@ -34,16 +35,12 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     return list(max(repeated, key=len, default=[]))
 
 
-def without_sync(module: nn.Module) -> AbstractContextManager:
-    """Backward passes in here accumulate on the rank."""
-    assert isinstance(module, FSDPModule)
-    return _unsynced(module)
-
-
 @contextmanager
-def _unsynced(module: FSDPModule) -> Iterator[None]:
-    module.set_requires_gradient_sync(False)
+def without_sync(part: nn.Module) -> Iterator[None]:
+    """Backward passes in here accumulate on the rank."""
+    assert isinstance(part, FSDPModule)
+    part.set_requires_gradient_sync(False)
     try:
         yield
     finally:
-        module.set_requires_gradient_sync(True)
+        part.set_requires_gradient_sync(True)

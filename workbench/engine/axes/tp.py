@@ -14,7 +14,8 @@ Source: Shoeybi et al. 2019, "Megatron-LM", https://arxiv.org/abs/1909.08053
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -54,6 +55,19 @@ class TensorPlan:
     sizes: dict[str, int] = field(default_factory=dict)
     why: str = ""
     notes: list[str] = field(default_factory=list)
+
+    def inside(self, units: Iterable[str]) -> TensorPlan:
+        """The plan without the groups that reach over several of the units, given by their names.
+
+        Between two units of a pipeline all that is passed on is whole.
+        """
+        starts = [f"{name}." for name in units]
+        kept = [
+            group
+            for group in self.groups
+            if any(all(n.startswith(s) for n in (*group.columns, group.row)) for s in starts)
+        ]
+        return replace(self, groups=tuple(kept))
 
 
 @dataclass(frozen=True)

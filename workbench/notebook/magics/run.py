@@ -13,8 +13,9 @@ from workbench.driver.checkpoints import LAST
 from workbench.driver.session import in_kernel
 from workbench.driver.training import DIRECTORY
 from workbench.notebook import show
-from workbench.notebook.line import from_line, whole, word
+from workbench.notebook.line import from_line, layout_arguments, whole, word
 from workbench.notebook.magics import Commands
+from workbench.spec.strategy import LAYOUT_OPTIONS, STRATEGIES
 
 
 @magics_class
@@ -96,6 +97,31 @@ class RunMagics(Commands):
         name = run.save(options.name)
         entry = next(entry for entry in run.checkpoints() if entry["name"] == name)
         return self.shown.skip(show.saved(entry), silent=options.silent)
+
+    @magic_arguments()
+    @argument(
+        "strategy",
+        nargs="*",
+        type=word,
+        help=f"{', '.join(STRATEGIES)}, or a whole layout: pp2 dp2, 1f1b x8",
+    )
+    @layout_arguments
+    @line_magic
+    @from_line
+    def dist_switch(self, options: Any) -> Any:
+        """Go on under another strategy from the same step; the loss curve goes on with it.
+
+        Example::
+
+            %dist_switch pipeline --microbatches 8
+
+        Returns the run. In Python: ``run.switch("pipeline", microbatches=8)``,
+        ``run.switch("pp2 dp2, 1f1b x8")``
+        """
+        run = current.run()
+        how = {name: getattr(options, name) for name in ("ranks", *LAYOUT_OPTIONS)}
+        run.switch(" ".join(options.strategy) or None, **how)
+        return self._told(run, options)
 
     @magic_arguments()
     @argument(

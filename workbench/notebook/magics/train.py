@@ -11,7 +11,7 @@ from workbench.driver import current
 from workbench.driver.session import in_kernel
 from workbench.errors import RunError
 from workbench.notebook import show
-from workbench.notebook.line import from_line, number, whole, word
+from workbench.notebook.line import from_line, layout_arguments, number, whole, word
 from workbench.notebook.magics import Commands
 from workbench.spec.options import PRECISIONS, TrainOptions
 from workbench.spec.strategy import STRATEGIES
@@ -38,12 +38,7 @@ class TrainMagics(Commands):
         type=word,
         help=f"how it is spread over ranks: {', '.join(STRATEGIES)} (data)",
     )
-    @argument(
-        "--shard",
-        action="store_true",
-        default=None,
-        help="each rank keeps a shard of the state (FSDP2)",
-    )
+    @layout_arguments
     @argument("--steps", type=whole, help=f"optimizer steps ({TrainOptions.steps})")
     @argument("-b", "--batch", type=whole, help="samples in the global batch")
     @argument("--seed", type=whole, help="of parameters and data order")
@@ -56,6 +51,12 @@ class TrainMagics(Commands):
         action="store_const",
         const="bf16",
         help="same as --precision bf16",
+    )
+    @argument(
+        "--recompute",
+        action="store_true",
+        default=None,
+        help="activations again in the backward pass, instead of kept",
     )
     @argument("--size", type=word, help="for recipes that have sizes, e.g. small")
     @argument("--save-every", type=whole, metavar="N", help="save by itself every N steps")
@@ -74,7 +75,7 @@ class TrainMagics(Commands):
 
         Example::
 
-            %dist_train digits --strategy data --steps 500
+            %dist_train digits --strategy pipeline --microbatches 8 --steps 500
 
         The same for the recipe that the cell defines: model(), data(), loss(output, target).
 

@@ -10,8 +10,9 @@ const ICONS = {
   save: "M2 2h9l3 3v9H2zM5 3v3h5V3zM4 9v4h8V9z",
   warn: "M8 1l7 13H1zM7 6v4h2V6zM7 11v2h2v-2z",
 };
+ICONS.down = "M3 5h10l-5 6z";
 ICONS.gone = ICONS.stopped;
-const SILENT_MS = 3000, CHARTS_MS = 350, NONE = "\u2013";
+const SILENT_MS = 3000, CHARTS_MS = 350, NONE = "\u2013", STRATEGIES = ["data", "model", "pipeline", "hybrid", "none"];
 
 function make(tag, attrs = {}, ...kids) {
   const el = document.createElement(tag);
@@ -29,24 +30,15 @@ function icon(name) {
   return svg;
 }
 const put = (el, text) => { if (el.textContent !== text) el.textContent = text; };
+// Why a button is off, or what it leads to.
+const explain = (el, it) => ["title", "aria-description"].forEach((name) => set(el, name, it ? it.why_not || it.layout : ""));
 const set = (el, name, value) => { if (el.getAttribute(name) !== `${value}`) el.setAttribute(name, value); };
 
 const whole = (x) => Math.round(x).toLocaleString("en-US");
 const digits = (x, n = 4) => (x == null ? NONE : x.toPrecision(n));
 const speed = (x) => (x == null ? NONE : x >= 100 ? whole(x) : x.toPrecision(3));
 const share = (x) => (x == null ? NONE : `${x > 0 && x < 0.01 ? (100 * x).toFixed(1) : Math.round(100 * x)} %`);
-function size(n) {
-  if (n == null) return NONE;
-  if (n < 1000) return `${Math.round(n)} B`;
-  let unit = 0;
-  for (n /= 1000; n >= 1000 && unit < 3; unit++) n /= 1000;
-  return `${n >= 10 ? Math.round(n) : n.toFixed(1)} ${["KB", "MB", "GB", "TB"][unit]}`;
-}
-function age(s, t) {
-  const [unit, key] = s < 60 ? [1, "ago_s"] : s < 3600 ? [60, "ago_min"] : s < 86400 ? [3600, "ago_h"] : [86400, "ago_d"];
-  return t[key].replace("{}", Math.max(0, Math.floor(s / unit)));
-}
-// What draws the figures comes on request, and plotly.js with it unless this page has it already.
+// The other scripts come on request, and plotly.js with them unless this page has it already.
 const page = (window.workbenchPanels ||= {});
 const module = (code) => import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
 function load(model) {
@@ -56,14 +48,17 @@ function load(model) {
     page.ready = new Promise((resolve) => (page.arrived = resolve));
   }
   return new Promise((resolve, reject) => {
-    const unpack = async ([drawing, library]) => {
+    const unpack = async ([code, library]) => {
+      const parts = await module(code);
+      return { parts, drawing: draw(library) };
+    };
+    const draw = async (library) => {
       if (ours) {
         const code = new Response(new Blob([library]).stream().pipeThrough(new DecompressionStream("gzip")));
         // An own `module`: a page with an AMD loader would swallow the library otherwise.
         new Function("module", await code.text())({ exports: {} });
         page.arrived();
       } else if (!window.Plotly) await page.ready;
-      return (await module(drawing)).default;
     };
     const heard = (message, buffers) => {
       if (message.kind !== "figures") return;
@@ -99,32 +94,31 @@ function render({ model, el }) {
     step: button("step", t.one_step, "step"), stop: button("stop", t.stop, "stopped", "halt"),
     save: button("save", t.save, "save"),
   };
-  const copies = [false, true].map((shard) => {
-    const one = button("switch", shard ? t.sharded : t.replicated);
-    one.press = () => one.getAttribute("aria-pressed") !== "true" && send("switch", { shard });
-    return one;
+  const picks = STRATEGIES.map((name) => {
+    const one = button("switch", t[`strategy_${name}`]);
+    one.press = () => one.choice.layout !== s.layout && send("switch", { strategy: name, ...one.choice.args });
+    return Object.assign(one, { strategy: name });
   });
   const about = make("div", { class: "wb-about" });
   const controls = make("div", { class: "wb-controls", role: "group", "aria-label": t.controls },
     make("div", { class: "wb-group" }, b.resume, b.pause, b.step, b.stop),
-    make("div", { class: "wb-segments", role: "group", "aria-label": t.layout }, ...copies), b.save);
+    make("div", { class: "wb-segments", role: "group", "aria-label": t.strategy }, ...picks), b.save);
+  const options = make("div", { class: "wb-options", role: "group", "aria-label": t.options });
   const message = make("div", { class: "wb-message", role: "status" });
   const figure = (title, legend = []) => {
     const head = make("span", { class: "wb-title" }, title), plot = make("div", { class: "wb-plot" }), wait = make("div", { class: "wb-wait" }, t.loading);
     const keys = make("span", { class: "wb-legend" }, ...legend.map((k) => make("span", {}, make("i", { class: `wb-${k}` }), t[k])));
-    return Object.assign(make("figure", { role: "img" }, make("figcaption", {}, head, keys), plot, wait), { head, plot, wait });
+    return Object.assign(make("figure", { role: "img" }, make("figcaption", {}, head, keys), plot, wait), { head, keys, plot, wait });
   };
-    const f = { loss: figure(t.loss_title), rate: figure(t.rate_title), time: figure(`${t.time_title} (ms)`, ["compute", "comm", "data", "other"]) };
-  const rows = make("tbody"), list = make("ul"), noRows = make("p", {}, t.no_checkpoints), noList = make("p", {}, t.no_events);
-  const section = (title, ...kids) => make("section", { "aria-label": title }, make("div", { class: "wb-title" }, title), make("div", { class: "wb-scroll", tabindex: 0 }, ...kids));
+  const f = { loss: figure(t.loss_title), rate: figure(t.rate_title), time: figure(`${t.time_title} (ms)`, ["compute", "comm", "data", "other"]), layout: figure(t.layout) };
+  const lists = make("div", { class: "wb-lists" });
   const veil = make("div", { class: "wb-veil", role: "alert" });
-  const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, controls, make("div", { class: "wb-line" }, message, about),
-    make("div", { class: "wb-figures" }, f.loss, f.rate, f.time),
-    make("div", { class: "wb-lists" }, section(t.checkpoints, noRows, make("table", {}, rows)), section(t.events, noList, list)));
+  const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, controls, options, make("div", { class: "wb-line" }, message, about),
+    make("div", { class: "wb-figures" }, f.loss, f.rate, f.time, f.layout), lists);
   const root = make("div", { class: `wb-panel${big ? " wb-big" : ""}`, role: "region", "aria-label": t.panel }, body, veil);
   el.append(root);
 
-  let s = null, drawn_ms = 0, heard_ms = Date.now(), queued = false, timer = 0, shown = true, charts = null, stale = true;
+  let s = null, drawn_ms = 0, heard_ms = Date.now(), queued = false, timer = 0, shown = true, parts = [], charts = null, stale = true;
   const keep = {};
   const changed = (key, value) => { const now = JSON.stringify(value); return keep[key] !== now && (keep[key] = now, true); };
 
@@ -163,44 +157,28 @@ function render({ model, el }) {
     const may = (verb) => s.allowed.includes(verb) && !(busy && note.verb === verb);
     for (const [verb, one] of Object.entries(b)) set(one, "aria-disabled", !may(verb));
     put(b.resume.lastChild, s.step ? t.resume : t.start);
-    copies.forEach((one, i) => {
-      set(one, "aria-pressed", s.shard === !!i);
-      set(one, "aria-disabled", !may("switch"));
-    });
-    for (const one of rows.querySelectorAll("button")) set(one, "aria-disabled", !may("restore"));
+    for (const one of picks) {
+      const choice = (one.choice = (s.choices || []).find((it) => it.strategy === one.strategy));
+      set(one, "aria-pressed", s.strategy === one.strategy);
+      set(one, "aria-disabled", !may("switch") || !choice || !!choice.why_not);
+      one.classList.toggle("wb-going", busy && s.strategy !== one.strategy && note.args?.strategy === one.strategy);
+      explain(one, choice);
+    }
+    for (const part of parts) part(s, may, note);
     const error = note.kind === "error" || (!busy && s.state === "failed");
     message.className = `wb-message${error && (note.text || s.message) ? " wb-error" : ""}`;
-    put(message, note.text || (t[`busy_${s.pending}`] || s.pending).replace(" {what}", "") || s.message);
+    put(message, note.text || (t[`busy_${s.pending}`] || s.pending).replace(/( to)? \{\w+\}/, "") || s.message);
   }
-  function lists() {
-    if (changed("saved", s.checkpoints))
-      rows.replaceChildren(...[...s.checkpoints].reverse().map((c) => {
-        const restore = button("restore", t.restore), when = make("td", { class: "wb-when" });
-        restore.press = () => send("restore", { what: c.name });
-        restore.setAttribute("aria-label", `${t.restore} ${c.name}`);
-        when.time_s = c.time_s;
-        return make("tr", {}, make("td", { class: "wb-name" }, c.name), make("td", {}, `${t.step} ${whole(c.step)}`), when,
-          make("td", {}, size(c.bytes)), make("td", { class: "wb-layout" }, c.layout || ""), make("td", {}, restore));
-      }));
-    for (const when of rows.querySelectorAll(".wb-when")) put(when, age(model.get("beat") - when.time_s, t));
-    noRows.hidden = s.checkpoints.length > 0;
-    if (changed("events", s.events))
-      list.replaceChildren(...[...s.events].reverse().map((e) => make("li", { class: `wb-${e.kind}` },
-        make("time", {}, new Date(1000 * e.time_s).toLocaleTimeString("en-GB")), make("span", {}, e.text))));
-    noList.hidden = s.events.length > 0;
-  }
-
   function draw() {
     queued = false;
     if (!s || !root.isConnected) return;
     status();
-    lists();
     command();
     if (!charts || !stale || !shown || !f.loss.plot.clientWidth) return;
     const wait = drawn_ms + CHARTS_MS - Date.now();
     if (wait > 0) { timer ||= setTimeout(() => { timer = 0; soon(); }, wait); return; }
     stale = false;
-    charts(root, body, f, s, t, { digits, speed, size, put, set });
+    charts(root, body, f, s, kit);
     drawn_ms = Date.now();
   }
   const soon = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };
@@ -235,7 +213,14 @@ function render({ model, el }) {
   const events = { "change:frame": framed, "change:beat": beaten, "change:note": beaten };
   for (const [name, act] of Object.entries(events)) model.on(name, act);
   let tries = 0;
-  const figures = () => load(model).then((it) => { charts = it; redraw(); }, (error) => put(f.loss.wait, `${error}`));
+  const kit = { make, put, set, explain, icon, button, send, changed, digits, speed, whole, t, beat: () => model.get("beat") };
+  const figures = () => load(model).then(async (it) => {
+    if (!parts.length) parts = [it.parts.lists(lists, kit), it.parts.options(options, kit), it.parts.layout(f.layout, kit)];
+    soon();
+    await it.drawing;
+    charts = it.parts.charts;
+    redraw();
+  }).catch((error) => put(f.loss.wait, `${error}`));
   const again = setInterval(() => (charts || ++tries > 40 ? clearInterval(again) : figures()), 16000);
   figures();
   theme();

@@ -26,11 +26,17 @@ def script(name: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
+def on_request() -> str:
+    """The scripts a page asks for once it shows a panel, as one module."""
+    return "\n".join(map(script, ("lists.js", "options.js", "layout.js", "charts.js")))
+
+
 class Board(anywidget.AnyWidget):
     """The traits a page sees; only the kernel writes them.
 
     frame: JSON bytes of a snapshot. beat: the kernel's clock (s since the epoch), a sign of life.
-    note: a command under way or refused, {kind: busy|error, verb, text} or {}. page: {texts, big}.
+    note: a command under way or refused, {kind: busy|error, verb, text, args} or {}.
+    page: {texts, big}.
     """
 
     # Text, not a path: anywidget watches files and keeps such widgets alive after close().

@@ -20,6 +20,11 @@ LEFT_OUT = ("engines",)
 def frame(snapshot: Mapping[str, Any]) -> bytes:
     """JSON of a snapshot, UTF-8; numbers that are not finite become null, long lists are cut."""
     kept = {key: value for key, value in snapshot.items() if key not in LEFT_OUT}
+    # The page shows the options of the strategy that is on.
+    kept["choices"] = [
+        {**choice, "options": choice["options"] if choice["now"] else []}
+        for choice in snapshot.get("choices") or ()
+    ]
     kept["events"] = list(snapshot.get("events") or ())[-EVENTS_SHOWN:]
     kept["curve"] = {
         key: [_short(value) for value in values]

@@ -19,7 +19,7 @@ from IPython.display import display, update_display
 
 from workbench.errors import InputError, WorkbenchError
 from workbench.notebook.panel import texts as languages
-from workbench.notebook.panel.board import Board, plotly_js, script
+from workbench.notebook.panel.board import Board, on_request, plotly_js
 from workbench.notebook.panel.frame import frame
 from workbench.notebook.panel.pump import PUMP
 from workbench.notebook.panel.still import as_html, as_text
@@ -34,7 +34,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "stop": (),
     "save": (),
     "restore": ("what",),
-    "switch": ("shard",),
+    "switch": ("strategy", "shard", "by", "microbatches", "schedule", "dp", "pp", "tp"),
 }
 FIGURES = "figures"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -135,7 +135,7 @@ class Panel:
                 return
             if message.get("verb") == FIGURES:
                 library = plotly_js() if message.get("library") else b""
-                self._board.send({"kind": FIGURES}, buffers=[script("charts.js").encode(), library])
+                self._board.send({"kind": FIGURES}, buffers=[on_request().encode(), library])
             elif "future" in message:
                 self._settle(**message)
             elif message.get("verb") in VERBS:
@@ -145,8 +145,8 @@ class Panel:
         args = {name: given[name] for name in VERBS[verb] if name in given}
         self._asked += 1
         number = self._asked
-        text = self._texts[f"busy_{verb}"].format(**args)
-        self._board.note = {"kind": "busy", "verb": verb, "text": text}
+        text = self._texts[f"busy_{verb}"].format_map({"what": "", "strategy": "", **args})
+        self._board.note = {"kind": "busy", "verb": verb, "text": text, "args": args}
         try:
             future = self.run.ask(verb, **args)
         except Exception as error:  # noqa: BLE001 - the page is the only place to show it

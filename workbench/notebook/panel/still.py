@@ -31,7 +31,6 @@ PARTS = (
 
 def as_text(snapshot: Mapping[str, Any]) -> str:
     """Four lines: state and step, loss and metrics, speed, checkpoints."""
-    how = "sharded" if snapshot["shard"] else "replicated"
     metrics = "".join(
         f", {name} {digits(value)}" for name, value in (snapshot["metrics"] or {}).items()
     )
@@ -42,7 +41,7 @@ def as_text(snapshot: Mapping[str, Any]) -> str:
     return "\n".join(
         (
             f"{snapshot['name']}: {snapshot['state']}, step {_steps(snapshot, ' of ')}, "
-            f"{how} on {snapshot['alive']} of {snapshot['ranks']} ranks{message}",
+            f"{snapshot['layout']} on {snapshot['alive']} of {snapshot['ranks']} ranks{message}",
             f"loss {digits(snapshot['loss'])}{metrics}",
             f"{rate(snapshot['rate'], snapshot['unit'])}, "
             f"{percent(snapshot['comm'])} of a step in communication",

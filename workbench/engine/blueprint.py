@@ -1,0 +1,156 @@
+"""Blueprint: what is known of a training's model before it is spread over ranks.
+
+It outlives layouts: every one is built from it, and what takes time to find (how the model can be
+cut, what tensor parallelism may split) is found once.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from workbench.engine import dropout, state, tensor_plan
+from workbench.engine.cut import Cut, cut, unit_names
+from workbench.engine.recipe import Recipe
+from workbench.engine.skeleton import fake_like, faked, skeleton
+from workbench.errors import LayoutError, RecipeError
+from workbench.spec.layout import Layout
+from workbench.spec.limits import Limits, why_not
+from workbench.spec.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays the same for one training whatever its world: recipe, options."""
+
+    recipe: Recipe
+    options: TrainOptions
+
+
+class Blueprint:
+    """Made from the whole model, which it does not keep."""
+
+    def __init__(self, plan: Plan, model: nn.Module, device: torch.device) -> None:
+        self.plan = plan
+        self.device = device
+        self.bones = skeleton(model)
+        self.names = [name for name, _ in self.bones.named_parameters()]
+        self.sizes = {name: param.numel() for name, param in self.bones.named_parameters()}
+        whole = plan.recipe.optimizer(self.bones.parameters())
+        _check_params(whole, self.bones)
+        # By name, since a stage has only some of the parameters of a group.
+        self.groups = state.group_names(self.bones, whole)
+        self.optimizer_kind = type(whole).__name__
+        self._cuts: dict[tuple, Cut] = {}
+
+    @property
+    def precision_dtype(self) -> torch.dtype | None:
+        """What autocast computes in; None without."""
+        return torch.bfloat16 if self.plan.options.precision == "bf16" else None
+
+    def inputs(self, count: int) -> Any:
+        """Inputs of as many samples as in a microbatch, for their shapes."""
+        return self.plan.recipe.samples.fetch(0, count)[0]
+
+    def cut(self, num_stages: int, inputs: Any, key: tuple, *, training: bool = True) -> Cut:
+        """The model in stages; key: what tells inputs of other shapes apart.
+
+        The places are the same whatever the inputs: those found for a microbatch of two samples.
+
+        Raises LayoutError where it cannot be cut.
+        """
+        count = min(2, self.plan.recipe.batch)
+        first = (num_stages, True, count)
+        if first not in self._cuts:
+            self._cuts[first] = self._new_cut(num_stages, self.inputs(count), like=None)
+        full_key = (num_stages, training, *key)
+        if full_key not in self._cuts:
+            like = self._cuts[first]
+            made = self._new_cut(num_stages, inputs, training=training, like=like)
+            self._cuts[full_key] = made
+        return self._cuts[full_key]
+
+    def _new_cut(
+        self, num_stages: int, inputs: Any, *, like: Cut | None, training: bool = True
+    ) -> Cut:
+        return cut(
+            self.bones,
+            inputs,
+            num_stages,
+            device=self.device,
+            training=training,
+            precision_dtype=self.precision_dtype if training else None,
+            stages=self.plan.recipe.stages,
+            like=like,
+        )
+
+    @functools.cached_property
+    def tensor_plan(self) -> tensor_plan.TensorPlan:
+        """What tensor parallelism may split: the recipe's plan, or what was found and proved."""
+        if self.plan.recipe.tensor_plan is not None:
+            return tensor_plan.given(self.bones, self.plan.recipe.tensor_plan)
+        count = min(2, self.plan.recipe.batch)
+        return tensor_plan.find(self.bones, self.inputs(count), self.device, self.optimizer_kind)
+
+    @functools.cached_property
+    def dropout_shapes(self) -> dict[str, list[tuple[int, ...]]]:
+        """Shapes of each dropout module's inputs in the whole model, by name and call."""
+        shapes: dict[str, list[tuple[int, ...]]] = {}
+        with faked(self.bones, self.device) as (model, mode):
+            for name, module in model.named_modules():
+                if dropout.kind_of(module) is not None:
+                    note = functools.partial(_note_shape, shapes, name)
+                    module.register_forward_pre_hook(note)
+            if any(dropout.kind_of(module) for module in model.modules()):
+                inputs = fake_like(self.inputs(1), mode, self.device)
+                with mode:
+                    model(inputs)
+        return shapes
+
+    @functools.cached_property
+    def limits(self) -> Limits:
+        """What the model and its batch allow."""
+        pp_why, tp_why, units, tensor = "", "", [], {}
+        try:
+            count = min(2, self.plan.recipe.batch)
+            units = [u for s in self.cut(1, self.inputs(count), (count,)).stages for u in s.units]
+        except LayoutError as error:
+            pp_why = str(error)
+            units = unit_names(self.bones)
+        try:
+            tensor, tp_why = self.tensor_plan.sizes, self.tensor_plan.why
+        except (LayoutError, RecipeError) as error:
+            tp_why = str(error)
+        return replace(
+            self._batch_limits(), units=units, pp_why=pp_why, tensor=dict(tensor), tp_why=tp_why
+        )
+
+    def check(self, layout: Layout, ranks: int) -> None:
+        """Raises LayoutError for a layout that the model, its batch or the ranks do not allow."""
+        is_cut = layout.pp * layout.tp > 1
+        # Looking for cuts takes a moment, which data parallelism need not wait for.
+        limits = self.limits if is_cut else self._batch_limits()
+        if why := why_not(layout, limits, ranks):
+            raise LayoutError(why)
+
+    def _batch_limits(self) -> Limits:
+        return Limits(batch=self.plan.recipe.batch, accumulate=self.plan.options.accumulate)
+
+
+def _note_shape(shapes: dict, name: str, _module: nn.Module, args: tuple) -> None:
+    if args and isinstance(args[0], torch.Tensor):
+        shapes.setdefault(name, []).append(tuple(args[0].shape))
+
+
+def _check_params(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raises RecipeError for an optimizer that steps nothing of the model."""
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not stepped & {id(p) for p in model.parameters()}:
+        raise RecipeError(
+            "optimizer(params) holds no parameter of the model. Pass it what it was given: "
+            "return torch.optim.SGD(params, lr=0.1)"
+        )

@@ -1,0 +1,57 @@
+"""Micro: one microbatch on its way through a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Micro:
+    """Samples first .. first+count-1 of the endless stream.
+
+    weight: of their mean loss in the step's. padded: length that inputs were brought to by
+    repeating the last sample, so that all microbatches of a pipeline have one shape.
+    """
+
+    first: int
+    count: int
+    weight: float
+    inputs: Any = None
+    target: Any = None
+    padded: int = 0
+
+
+def padded(value: Any, count: int, length: int) -> Any:
+    """Tensors of `count` samples with the last one repeated up to `length`."""
+    if count == length:
+        return value
+
+    def longer(tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor) or tensor.ndim == 0 or tensor.shape[0] != count:
+            return tensor
+        return tensor.index_select(0, _places(tensor, count, length))
+
+    return pytree.tree_map(longer, value)
+
+
+def _places(tensor: Tensor, count: int, length: int) -> Tensor:
+    places = tensor.new_empty(length, dtype=int)
+    places[:] = count - 1
+    places[:count] = places.new_tensor(range(count))
+    return places
+
+
+def shortened(value: Any, count: int, length: int) -> Any:
+    """The first `count` samples of an output for `length`."""
+    if count == length:
+        return value
+
+    def cut(tensor: Any) -> Any:
+        is_batch = isinstance(tensor, Tensor) and tensor.ndim > 0 and tensor.shape[0] == length
+        return tensor[:count] if is_batch else tensor
+
+    return pytree.tree_map(cut, value)
