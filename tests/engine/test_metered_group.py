@@ -84,8 +84,9 @@ class _Late(torch.autograd.Function):
 
 def _step_held(rank: int, store: str, shard: bool) -> float:
     """Seconds that rank 0 is held in a step in which rank 1 is late."""
+    from workbench.engine.blueprint import Plan
     from workbench.engine.recipe import from_namespace
-    from workbench.engine.trainer import Plan, Trainer
+    from workbench.engine.trainer import first_trainer
     from workbench.spec.layout import Layout
     from workbench.spec.options import TrainOptions
     from workbench.spec.records import COLUMNS
@@ -99,7 +100,8 @@ def _step_held(rank: int, store: str, shard: bool) -> float:
     names = {"model": model, "data": lambda: (torch.ones(8, 8), torch.ones(8)), "loss": loss}
     world = _world(rank, 2, store)
     layout = Layout(dp_shard=2) if shard else Layout(dp_replicate=2)
-    trainer = Trainer(Plan(from_namespace(names).changed(batch=8), TrainOptions()), layout, world)
+    plan = Plan(from_namespace(names).changed(batch=8), TrainOptions())
+    trainer = first_trainer(plan, layout, world)
     columns: dict[str, list] = {name: [] for name in COLUMNS}
     trainer.run_steps(3, columns, since_s=None)
     parts = [columns[name][-1] for name in ("compute_s", "comm_s", "data_s")]

@@ -84,14 +84,16 @@ def test_settings_are_plain_and_given_back():
     model = torch.nn.Linear(2, 2)
     groups = [{"params": [model.weight], "lr": torch.tensor(0.5)}, {"params": [model.bias]}]
     optim = torch.optim.Adam(groups, betas=(0.8, 0.9))
-    saved = json.loads(json.dumps(state.settings(model, optim)))
-    assert [group["params"] for group in saved] == [["weight"], ["bias"]]
+    names = state.group_names(model, optim)
+    assert names == [["weight"], ["bias"]]
+    saved = json.loads(json.dumps(state.settings(optim, names)))
     other = torch.optim.Adam([{"params": [model.weight]}, {"params": [model.bias]}])
-    state.set_settings(model, other, saved)
+    state.set_settings(other, names, saved)
     assert other.param_groups[0]["lr"] == 0.5
     assert other.param_groups[1]["betas"] == (0.8, 0.9)
+    one = torch.optim.Adam(model.parameters())
     with pytest.raises(CheckpointError, match="2 groups there, 1 here"):
-        state.set_settings(model, torch.optim.Adam(model.parameters()), saved)
+        state.set_settings(one, state.group_names(model, one), saved)
 
 
 def test_parameters_that_are_not_the_models_are_refused():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.errors import InputError, LayoutError
-from workbench.spec.layout import Layout
+from workbench.errors import InputError
 from workbench.spec.options import TrainOptions
-from workbench.spec.strategy import STRATEGIES, layout_for
 from workbench.spec.timeouts import Timeouts
 
 
@@ -28,20 +26,6 @@ from workbench.spec.timeouts import Timeouts
 def test_an_option_out_of_range_is_named_with_its_value(name, value):
     with pytest.raises(InputError, match=f"{name}=.*use"):
         TrainOptions(**{name: value})
-
-
-def test_every_strategy_uses_all_ranks():
-    for name in STRATEGIES:
-        for shard in (False, True):
-            assert layout_for(name, 4, shard=shard).world_size == 4
-
-
-def test_a_layout_is_one_short_text():
-    assert str(Layout(dp_replicate=4)) == "dp4"
-    assert str(Layout(dp_shard=2)) == "fsdp2"
-    assert str(Layout(2, 2)) == "dp2 fsdp2"
-    with pytest.raises(LayoutError, match="dp_shard=0"):
-        Layout(dp_shard=0)
 
 
 @pytest.mark.parametrize("total_s", [1, 5, 60, 3600])

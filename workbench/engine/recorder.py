@@ -28,6 +28,7 @@ SKIPPED = {torch._C._set_grad_enabled}
 # Numbers that shapes alone decide are computed, so that a forward may look at them: positions that
 # tell whether a mask is needed. Others are not, since they may be filled with what is not known.
 COUNTS = {torch.arange, torch.linspace}
+Watched = list[tuple[Tensor, Tensor, int]]
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, type)
 
 
@@ -156,10 +157,10 @@ class _Recorder(TorchFunctionMode):
             known = func in COUNTS if not seen else not any(isinstance(t, FakeTensor) for t in seen)
             if func in LOOKS and not known:
                 raise UnrecordableError("looks at values")
-            watched = self._versions(seen, computed=known)
+            watched = self._watched(seen, computed=known)
             self.meter.clear()
             result = self._computed(func, args, kwargs) if known else func(*args, **kwargs)
-            mutated = self._mutated(seen, watched, computed=known)
+            mutated = _mutated(watched)
             if mutated or not _is_plain(result):
                 arguments = self._template(args), self._template(kwargs)
                 self._append(func, "", arguments, result, mutated)
@@ -176,12 +177,12 @@ class _Recorder(TorchFunctionMode):
             arguments = self._template(args), self._template(kwargs)
             held = list(_held(module))
             seen = [*tensors((args, kwargs)), *(t for _, _, t in held)]
-            watched = self._versions(seen)
+            watched = self._watched(seen)
             self.meter.clear()
             with _untouched_random():
                 try:
                     result = call(*args, **kwargs)
-                    mutated = self._mutated(seen, watched)
+                    mutated = _mutated(watched)
                 except Exception as error:  # noqa: BLE001 - it may be for want of values
                     result, mutated = self._probed(module, call, (args, kwargs), error)
             for owner, key, tensor in held:
@@ -217,20 +218,13 @@ class _Recorder(TorchFunctionMode):
         except DrawnError:
             return func(*args, **kwargs)
 
-    def _versions(self, seen: list[Tensor], *, computed: bool = False) -> list[int]:
-        """How often each was written: of one with values what stands for it without them."""
-        own = [computed or isinstance(t, FakeTensor) for t in seen]
-        watched = (
-            t if known else self.mode.from_tensor(t) for t, known in zip(seen, own, strict=True)
+    def _watched(self, seen: list[Tensor], *, computed: bool = False) -> Watched:
+        """Tensors a call gets, what tells whether they are written, and how often they were."""
+        # One with values is not written itself, but what stands for it.
+        own = (
+            t if computed or isinstance(t, FakeTensor) else self.mode.from_tensor(t) for t in seen
         )
-        return [t._version for t in watched]
-
-    def _mutated(self, seen: list[Tensor], before: list[int], *, computed: bool = False) -> list:
-        after = self._versions(seen, computed=computed)
-        mutated = [t for t, one, two in zip(seen, before, after, strict=True) if one != two]
-        if not computed and any(not isinstance(t, FakeTensor) for t in mutated):
-            raise UnrecordableError("writes into a tensor that is neither a buffer nor made there")
-        return mutated
+        return [(tensor, watch, watch._version) for tensor, watch in zip(seen, own, strict=True)]
 
     def _append(self, func: Any, unit: str, arguments: tuple, result: Any, mutated: list) -> None:
         changed = frozenset(map(self._storage, mutated))
@@ -327,6 +321,13 @@ def _watch(module: nn.Module, recorder: _Recorder) -> None:
 
     names = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     module.__class__ = type(kind.__name__, (kind,), names)
+
+
+def _mutated(watched: Watched) -> list[Tensor]:
+    mutated = [(tensor, watch) for tensor, watch, before in watched if watch._version != before]
+    if any(tensor is not watch for tensor, watch in mutated):
+        raise UnrecordableError("writes into a tensor that is neither a buffer nor made there")
+    return [tensor for tensor, _ in mutated]
 
 
 def _held(module: nn.Module) -> Iterator[tuple[dict, str, Tensor]]:

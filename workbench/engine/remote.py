@@ -28,11 +28,11 @@ import torch
 
 from workbench.engine import cell, checkpoint, output, source, state
 from workbench.engine import recipe as recipes
-from workbench.engine.blueprint import Blueprint, Plan
+from workbench.engine.blueprint import Plan
 from workbench.engine.metered_group import Meter
 from workbench.engine.moves import move
 from workbench.engine.told import MOST_CHARS, told
-from workbench.engine.trainer import Trainer, move_state, seeded
+from workbench.engine.trainer import Trainer, first_trainer, move_state
 from workbench.engine.world import Meeting, World
 from workbench.errors import CheckpointError, RunError, WorldLostError
 from workbench.spec.layout import Layout
@@ -178,13 +178,7 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         else:
             found = recipes.builtin(str(recipe), chosen.size)
         found = found.changed(batch=chosen.batch, seed=chosen.seed)
-        world = _world()
-        with seeded(found.seed):
-            model = found.model()
-        blueprint = Blueprint(Plan(found, chosen), model, world.device)
-        blueprint.check(wanted, world.size)
-        trainer = Trainer(blueprint, wanted, world)
-        state.fill(trainer.held, model)
+        trainer = first_trainer(Plan(found, chosen), wanted, _world())
     _here.trainer = trainer
     _here.directory = Path(directory)
     _here.ended_s = None
@@ -198,11 +192,10 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         "parameters": trainer.num_parameters(),
         "evaluates": found.evaluate is not None,
         "samples": found.samples.length,
-        "names": state.digest(blueprint.bones),
-        "limits": blueprint.limits.to_dict() if _here.rank == 0 else {},
+        "names": state.digest(trainer.blueprint.bones),
+        "limits": trainer.blueprint.limits.to_dict() if _here.rank == 0 else {},
         **_spread_shown(trainer),
     }
-    del model
     gc.collect()  # the training before is held in cycles by its reducer
     return about
 

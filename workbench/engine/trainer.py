@@ -22,7 +22,7 @@ from torch import Tensor
 
 from workbench.engine import state
 from workbench.engine.axes import dp_replicate
-from workbench.engine.blueprint import Blueprint
+from workbench.engine.blueprint import Blueprint, Plan
 from workbench.engine.data import mixed
 from workbench.engine.held import Held
 from workbench.engine.micro import Micro, padded
@@ -249,6 +249,20 @@ class Trainer:
     def num_parameters(self) -> int:
         """Parameters of the whole model."""
         return sum(self.blueprint.sizes.values())
+
+
+def first_trainer(plan: Plan, layout: Layout, world: World) -> Trainer:
+    """A training at its beginning: the whole model made from the seed, then laid out.
+
+    Raises RecipeError, and LayoutError for a layout that does not fit model, batch or ranks.
+    """
+    with seeded(plan.recipe.seed):
+        model = plan.recipe.model()
+    blueprint = Blueprint(plan, model, world.device)
+    blueprint.check(layout, world.size)
+    trainer = Trainer(blueprint, layout, world)
+    state.fill(trainer.held, model)
+    return trainer
 
 
 def move_state(old: Trainer, new: Trainer) -> Moved:

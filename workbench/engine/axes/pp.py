@@ -242,4 +242,5 @@ def _as_it_is(output: Tensor, _target: Any) -> Tensor:
 
 
 def _like(meta: Tensor) -> Tensor:
-    return torch.empty(meta.shape, dtype=meta.dtype, device="meta", requires_grad=meta.requires_grad)
+    made = torch.empty(meta.shape, dtype=meta.dtype, device="meta")
+    return made.requires_grad_(meta.requires_grad)
