@@ -56,7 +56,7 @@ def train(lab: Lab) -> None:
     press(lab, "Save checkpoint")
     lab.cell(PANEL).locator(".wb-name").first.wait_for()
     wait_for_step(lab, 240)
-    press(lab, "Sharded")
+    press(lab, "Pipeline")
     lab.cell(PANEL).locator("li.wb-switch").first.wait_for()
     wait_for_step(lab, 380)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -9,6 +10,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from workbench.errors import RunError
+from workbench.spec.choices import choices
+from workbench.spec.layout import Layout
+from workbench.spec.limits import Limits
+from workbench.spec.strategy import layout_for, strategy_of
 
 ALLOWED = {
     "running": ["pause", "step", "stop", "save", "restore", "switch"],
@@ -17,12 +22,46 @@ ALLOWED = {
     "stopped": ["resume", "step", "save", "restore", "switch"],
 }
 CURVE_POINTS = 600
+UNITS = ["token", "position", *(f"blocks.{i}" for i in range(6)), "norm", "head"]
+LIMITS = Limits(batch=64, units=UNITS, tensor={"heads": 4, "vocabulary": 256})
+# Of the speed with replicated data.
+SPEED = {"data": 1.0, "model": 0.3, "pipeline": 0.75, "hybrid": 0.85, "none": 0.4}
+
+
+def stages(layout: Layout) -> list[dict[str, Any]]:
+    """The parts of the model cut into equal runs; [] without a pipeline."""
+    count = layout.num_stages
+    ends = [round(len(UNITS) * n / count) for n in range(count + 1)]
+    cut = [UNITS[first:end] for first, end in itertools.pairwise(ends)]
+    parts = [{"units": units, "share": len(units) / len(UNITS)} for units in cut]
+    return parts if layout.pp > 1 else []
+
+
+def places(layout: Layout, ranks: int, batch: int) -> list[dict[str, Any]]:
+    """Where each rank lies, what it holds and takes."""
+    found = []
+    shares = [stage["share"] for stage in stages(layout)] or [1.0]
+    for rank in range(ranks):
+        if rank >= layout.world_size:
+            found.append({"rank": rank, "idle": True, "held": 0.0, "stages": [], "samples": []})
+            continue
+        where, share = layout.coordinate(rank), layout.share(rank)
+        held = sum(shares[stage] for stage in layout.stages(rank)) / layout.tp / layout.dp_shard
+        ends = [batch * n // layout.dp for n in (share, share + 1)]
+        found.append({
+            "rank": rank, "pp": where["pp"], "dp": share, "tp": where["tp"], "idle": False,
+            "stages": layout.stages(rank), "samples": ends, "held": held,
+        })  # fmt: skip
+    return found
 
 
 class StandIn:
     """Answers as a run of `goal` steps; `advance` is the training."""
 
-    def __init__(self, *, ranks: int = 4, goal: int = 500, step: int = 0) -> None:
+    def __init__(
+        self, *, ranks: int = 4, goal: int = 500, step: int = 0, limits: Limits = LIMITS
+    ) -> None:
+        self.limits = limits
         self.version = 0
         self.commands: list[tuple[str, dict[str, Any]]] = []
         self._changed = threading.Lock()
@@ -31,20 +70,31 @@ class StandIn:
         self._state: dict[str, Any] = {
             "name": "digits-3", "recipe": "digits", "state": "paused", "message": "", "step": 0,
             "goal": goal, "loss": None, "rate": None, "unit": "samples/s", "comm": None,
-            "ranks": ranks, "alive": ranks, "strategy": "data", "shard": False,
-            "layout": f"dp{ranks}", "precision": "fp32", "batch": 64, "lossy": "", "by_rank": [],
-            "marks": [], "metrics": {}, "metrics_step": None, "checkpoints": [], "events": [],
-            "engines": [], "pending": "",
+            "ranks": ranks, "alive": ranks, "precision": "fp32", "batch": limits.batch,
+            "lossy": "", "by_rank": [], "marks": [], "metrics": {}, "metrics_step": None,
+            "checkpoints": [], "events": [], "engines": [], "pending": "",
         }  # fmt: skip
+        self.lay_out(layout_for("data", ranks))
         if step:
             self.advance(step)
+
+    def lay_out(self, layout: Layout) -> None:
+        """Be under a layout from now on."""
+        ranks = self._state["ranks"]
+        self.change(
+            strategy=strategy_of(layout),
+            layout=str(layout),
+            choices=choices(self.limits, ranks, layout),
+            stages=stages(layout),
+            places=places(layout, ranks, self.limits.batch),
+        )
 
     def advance(self, steps: int = 1) -> None:
         """Go on by some steps."""
         with self._changed:
             now = self._state
             for step in range(now["step"] + 1, now["step"] + steps + 1):
-                slow = 0.62 if now["shard"] else 1.0
+                slow = 0.62 if "fsdp" in now["layout"] else SPEED[now["strategy"]]
                 loss = 0.08 + 2.25 * math.exp(-step / 110) * (1 + 0.07 * math.sin(step * 1.7))
                 rate = slow * (2616 + 70 * math.sin(step * 0.9) + 50 * math.cos(step * 2.3))
                 now.update(step=step, loss=loss, rate=rate, comm=0.12 if slow == 1 else 0.31)
@@ -135,13 +185,15 @@ class StandIn:
         self.change(step=one["step"])
         self._mark("restored", "save", f"Restored {what}.")
 
-    def _switch(self, shard: bool) -> None:
-        word = "sharded" if shard else "replicated"
-        self.change(shard=shard)
-        self._mark(word, "switch", f"Step {self._state['step']}: now {word}.")
+    def _switch(self, strategy: str, **options: Any) -> None:
+        layout = layout_for(strategy, self._state["ranks"], **options)
+        self.lay_out(layout)
+        cost = {"took_s": 0.214, "moved_bytes": 1_234_567, "layout": str(layout)}
+        text = f"{layout} from step {self._state['step']} on, in 0.21 s, 1.2 MB moved."
+        self._mark(strategy, "switch", text, **cost)
 
-    def _mark(self, label: str, kind: str, text: str) -> None:
-        mark = {"step": self._state["step"], "label": label}
+    def _mark(self, label: str, kind: str, text: str, **cost: Any) -> None:
+        mark = {"step": self._state["step"], "label": label, **cost}
         self.change(marks=[*self._state["marks"], mark])
         self.tell(kind, text)
 

@@ -17,6 +17,12 @@ panel = Panel(run)
 """
 DRAWN = "() => [...document.querySelectorAll('.wb-plot')].map(p => p.data && p.data[0].y.length)"
 NUMBERS = "() => [...document.querySelectorAll('.wb-number b')].map(b => b.textContent)"
+# Each rank's field of the picture; what is switched, as the curves mark it.
+RANKS = "() => [...document.querySelectorAll('.wb-rank')].map(r => r.textContent)"
+MARKS = (
+    "() => [...document.querySelectorAll('.wb-plot')].slice(0, 2).map(p =>"
+    " [p.layout.annotations[0].text, p.data[1].x[0]])"
+)
 WAIT_MS = 20_000
 
 
@@ -27,9 +33,9 @@ def shown(lab: Lab, cells: tuple[str, ...] = ("panel",)) -> None:
     drawn(lab)
 
 
-def drawn(lab: Lab, points: int = 137, panels: int = 1) -> None:
+def drawn(lab: Lab, points: int = 137, panels: int = 1, ranks: int = 4) -> None:
     """Wait until each figure of each panel on the page has its data."""
-    want = json.dumps([points, points, 4] * panels, separators=(",", ":"))
+    want = json.dumps([points, points, ranks] * panels, separators=(",", ":"))
     lab.page.wait_for_function(f"() => JSON.stringify(({DRAWN})()) === '{want}'", timeout=WAIT_MS)
 
 
@@ -61,7 +67,7 @@ def test_buttons_command_the_run_and_follow_its_state(lab: Lab):
     press(lab, "Save checkpoint")
     wait_for(lab, ".wb-name", "step-138")
     press(lab, "Sharded")
-    wait_for(lab, "li.wb-switch", "now sharded")
+    wait_for(lab, "li.wb-switch", "fsdp4 from step 138")
     press(lab, "Resume")
     wait_for(lab, ".wb-pill", "Running")
     press(lab, "Restore step-138")
@@ -69,8 +75,115 @@ def test_buttons_command_the_run_and_follow_its_state(lab: Lab):
     press(lab, "Stop")
     wait_for(lab, ".wb-pill", "Stopped")
     assert lab.run(2)
-    for told in ("'pause'", "'restore', {'what': 'step-138'}", "'switch', {'shard': True}"):
+    switched = "'switch', {'strategy': 'data', 'shard': True}"
+    for told in ("'pause'", "'restore', {'what': 'step-138'}", switched):
         assert told in lab.output(2)
+
+
+def test_a_strategy_and_its_options_are_pressed_and_pictured(lab: Lab):
+    shown(lab, ("panel", "run.advance(10)\n[args for _, args in run.commands]"))
+    assert lab.page.evaluate(RANKS) == ["rank 0holds 100 %"] + [
+        f"rank {rank}holds 100 %" for rank in (1, 2, 3)
+    ]
+    press(lab, "Pipeline")
+    wait_for(lab, ".wb-now", "pp4, 1f1b x8")
+    assert lab.cell(1).locator(".wb-units").all_inner_texts() == [
+        "token, position", "blocks.0\u20132", "blocks.3\u20135", "norm, head",
+    ]  # fmt: skip
+    press(lab, "16")
+    wait_for(lab, ".wb-now", "pp4, 1f1b x16")
+    press(lab, "Hybrid")
+    wait_for(lab, ".wb-now", "pp2 dp2, 1f1b x4")
+    assert lab.cell(1).locator(".wb-share").all_inner_texts() == ["0\u201331", "32\u201363"]
+    press(lab, "One rank")
+    wait_for(lab, ".wb-off", "rank 3")
+    assert lab.page.evaluate(RANKS)[1:] == [f"rank {rank}idle" for rank in (1, 2, 3)]
+    assert lab.run(2)
+    assert "{'strategy': 'pipeline', 'microbatches': 16, 'schedule': '1f1b'}" in lab.output(2)
+    drawn(lab, 147)
+    assert lab.complaints == []
+
+
+def test_a_switch_is_marked_with_what_it_cost(lab: Lab):
+    shown(lab, ("panel", "run.advance(10)"))
+    press(lab, "Pipeline")
+    wait_for(lab, ".wb-cost", "switched at step 137 in 0.21 s, 1.2 MB moved")
+    assert lab.run(2)
+    drawn(lab, 147)
+    marked = lab.page.evaluate(MARKS)
+    assert marked == [["pipeline<br>0.21 s, 1.2 MB", 137]] * 2
+
+
+def test_a_button_that_is_off_says_why_and_sends_nothing(lab: Lab):
+    few = (
+        "from workbench.spec.limits import Limits\n"
+        "from workbench.spec.layout import Layout\n"
+        "run.limits = Limits(batch=64, units=['a', 'b', 'c'], tp_why='No pairs of layers.')\n"
+        "run.lay_out(Layout(dp_replicate=4))\npanel"
+    )
+    shown(lab, (few, "run.commands"))
+    off = lab.cell(1).get_by_role("button", name="Pipeline", exact=True)
+    lab.page.wait_for_function("() => document.querySelectorAll('.wb-option').length === 1")
+    why = "needs 4 stages, and the model has 3 parts with parameters (a, b, c). Use pp <= 3."
+    assert off.is_disabled()
+    assert off.get_attribute("title") == off.get_attribute("aria-description")
+    assert (off.get_attribute("title") or "").endswith(why)
+    off.click(force=True)
+    press(lab, "Hybrid")
+    wait_for(lab, ".wb-now", "pp2 dp2, 1f1b x4")
+    assert lab.run(2)
+    assert "pipeline" not in lab.output(2)
+
+
+def test_a_menu_of_options_is_used_with_the_keyboard(lab: Lab):
+    shown(lab)
+    press(lab, "Pipeline")
+    menu = lab.cell(1).get_by_role("menu", name="Schedule")
+    menu_button = lab.cell(1).get_by_role("button", name="Schedule: 1f1b", exact=True)
+    menu_button.focus()
+    lab.page.keyboard.press("Enter")
+    menu.wait_for()
+    assert menu.get_by_role("menuitemradio", checked=True).inner_text() == "1f1b"
+    lab.page.keyboard.press("Escape")
+    menu.wait_for(state="hidden")
+    lab.page.keyboard.press("ArrowDown")
+    menu.wait_for()
+    lab.page.keyboard.press("ArrowUp")
+    lab.page.keyboard.press("Enter")
+    wait_for(lab, ".wb-now", "pp4, gpipe x8")
+    focused = "() => document.activeElement.getAttribute('aria-label')"
+    lab.page.wait_for_function(f"() => ({focused})() === 'Schedule: gpipe'", timeout=WAIT_MS)
+    menu.wait_for(state="hidden")
+
+
+def test_nothing_is_made_anew_while_nothing_but_the_numbers_changes(lab: Lab):
+    shown(lab, ("panel", "run.advance(10)"))
+    press(lab, "Hybrid")
+    wait_for(lab, ".wb-now", "pp2 dp2, 1f1b x4")
+    lab.page.evaluate(
+        "() => { window.made = 0; for (const el of document.querySelectorAll("
+        "'.wb-picture, .wb-options, .wb-controls, .wb-lists')) new MutationObserver((seen) =>"
+        " (window.made += seen.length)).observe(el, {childList: true, subtree: true}); }"
+    )
+    assert lab.run(2)
+    drawn(lab, 147)
+    assert lab.page.evaluate("() => window.made") == 0
+
+
+def test_a_run_without_choices_is_shown_with_its_switch_off(lab: Lab):
+    old = (
+        "whole = run.snapshot\n"
+        "new = ('strategy', 'choices', 'places', 'stages')\n"
+        "run.snapshot = lambda: {k: v for k, v in whole().items() if k not in new}\n"
+        "run.advance(1)\npanel"
+    )
+    lab.open(lab.write("panel.ipynb", (SETUP, old)))
+    assert lab.run(0)
+    assert lab.run(1)
+    drawn(lab, 138)
+    wait_for(lab, ".wb-wait", "Known when the training is built.")
+    assert lab.cell(1).get_by_role("button", name="Hybrid", exact=True).is_disabled()
+    assert lab.complaints == []
 
 
 def test_a_refused_command_says_why_on_the_panel(lab: Lab):
@@ -146,9 +259,14 @@ def test_the_notebook_keeps_a_picture_of_the_end(lab: Lab):
     lab.page.wait_for_function(kept, timeout=WAIT_MS)
 
 
-@pytest.mark.parametrize("width", [1920, 1280, 760])
-def test_nothing_is_cut_or_covered(lab: Lab, width: int):
-    shown(lab)
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("width", [1920, 1280, 760, 480])
+def test_nothing_is_cut_or_covered(lab: Lab, width: int, ranks: int):
+    cells = (f"run = StandIn(ranks={ranks}, step=137)\nrun.ask('switch', strategy='hybrid')",)
+    lab.open(lab.write("panel.ipynb", (SETUP, *cells, "Panel(run)")))
+    for index in range(3):
+        assert lab.run(index)
+    drawn(lab, ranks=ranks)
     lab.page.set_viewport_size({"width": width, "height": 720})
     lab.page.wait_for_function(
         "() => [...document.querySelectorAll('.wb-plot')].every("

@@ -14,7 +14,7 @@ from ipywidgets.widgets import widget
 from tests.browser.panel_run import StandIn
 from workbench.errors import InputError
 from workbench.notebook.panel import Panel, formats
-from workbench.notebook.panel.board import Board, plotly_js
+from workbench.notebook.panel.board import Board, on_request, plotly_js
 from workbench.notebook.panel.frame import frame
 from workbench.notebook.panel.still import as_html, as_text
 from workbench.notebook.panel.texts import en
@@ -61,11 +61,13 @@ def test_a_frame_is_the_snapshot(run):
     assert seen["allowed"] == run.snapshot()["allowed"]
 
 
-def test_a_frame_of_a_long_run_stays_small():
-    run = StandIn(step=600, goal=600)
+@pytest.mark.parametrize(("ranks", "limit"), [(4, 34_000), (64, 64_000)])
+def test_a_frame_of_a_long_run_stays_small(ranks, limit):
+    run = StandIn(ranks=ranks, step=600, goal=600)
+    run.ask("switch", strategy="hybrid", dp=ranks // 2, pp=2)
     for number in range(200):
         run.tell("info", f"event {number} " + "x" * 80)
-    assert len(frame(run.snapshot())) < 32_000
+    assert len(frame(run.snapshot())) < limit
 
 
 def test_the_newest_frame_follows_the_run(run, panel):
@@ -83,7 +85,14 @@ def test_a_beat_comes_though_nothing_changes(panel):
     [
         ({"verb": "pause"}, ("pause", {})),
         ({"verb": "save", "args": {"path": "/etc/passwd"}}, ("save", {})),
-        ({"verb": "switch", "args": {"shard": True}}, ("switch", {"shard": True})),
+        (
+            {"verb": "switch", "args": {"strategy": "data", "shard": True}},
+            ("switch", {"strategy": "data", "shard": True}),
+        ),
+        (
+            {"verb": "switch", "args": {"microbatches": 4, "zebra": 1, "strategy": "pipeline"}},
+            ("switch", {"strategy": "pipeline", "microbatches": 4}),
+        ),
     ],
 )
 def test_what_is_pressed_reaches_the_run(run, panel, said, told):
@@ -113,6 +122,27 @@ def test_a_command_under_way_is_shown_until_it_is_done(run, panel):
     drawn(panel, "note", lambda note: note.get("text") == "Restoring step-120.")
     later.set_result(None)
     drawn(panel, "note", lambda note: note == {})
+
+
+def test_a_switch_under_way_names_where_it_leads(run, panel):
+    run.ask = lambda verb, **more: Future()
+    args = {"strategy": "pipeline", "schedule": "gpipe", "microbatches": 4}
+    say(panel, verb="switch", args=args)
+    drawn(panel, "note", lambda note: note.get("kind") == "busy")
+    assert panel._board.note["text"] == "Switching to pipeline at the next step boundary."
+    assert panel._board.note["args"] == args
+
+
+def test_a_frame_has_the_options_of_the_strategy_that_is_on(run):
+    run.ask("switch", strategy="hybrid")
+    sent = {one["strategy"]: one for one in json.loads(frame(run.snapshot()))["choices"]}
+    assert [name for name, one in sent.items() if one["options"]] == ["hybrid"]
+    assert sent["pipeline"]["args"] == {"schedule": "1f1b", "microbatches": 8}
+
+
+def test_a_frame_of_a_run_that_is_not_built_yet(run):
+    bare = {k: v for k, v in run.snapshot().items() if k not in ("choices", "places", "stages")}
+    assert json.loads(frame(bare))["choices"] == []
 
 
 def test_a_snapshot_that_cannot_be_had_stops_no_other_panel(run, panel, caplog):
@@ -157,7 +187,7 @@ def test_plain_text_is_four_lines(run):
     run.ask("save")
     lines = as_text(run.snapshot()).splitlines()
     assert lines == [
-        "digits-3: running, step 137 of 500, replicated on 4 of 4 ranks",
+        "digits-3: running, step 137 of 500, dp4 on 4 of 4 ranks",
         "loss 0.7461",
         "2,596 samples/s, 12 % of a step in communication",
         "1 checkpoint, last step-137 (123 KB)",
@@ -174,6 +204,26 @@ def test_the_picture_is_whole_and_without_script(step):
     assert html.count("<polyline") == (2 if step else 0)
 
 
+def test_the_picture_shows_where_it_was_switched(run):
+    run.ask("switch", strategy="pipeline")
+    run.advance(60)
+    run.ask("switch", strategy="hybrid")
+    run.advance(1)
+    html = as_html(run.snapshot(), en.TEXTS)
+    assert html.count("stroke-dasharray") == 4
+    assert html.count(">pipeline</text>") == html.count(">hybrid</text>") == 2
+    assert "pp2 dp2, 1f1b x4" in html
+
+
+def test_a_label_that_would_cover_a_newer_one_stays_off_the_picture(run):
+    run.ask("switch", strategy="pipeline")
+    run.advance(1)
+    run.ask("switch", strategy="hybrid")
+    html = as_html(run.snapshot(), en.TEXTS)
+    assert ">hybrid</text>" in html
+    assert ">pipeline</text>" not in html
+
+
 def test_the_bundle_has_a_form_for_every_reader(panel):
     bundle = panel._repr_mimebundle_()
     assert set(bundle) == {
@@ -187,6 +237,7 @@ def test_the_bundle_has_a_form_for_every_reader(panel):
 
 def test_the_script_of_a_panel_is_small():
     assert len(Board._esm.encode()) < ESM_LIMIT_BYTES
+    assert len(on_request().encode()) < 2 * ESM_LIMIT_BYTES
     assert len(plotly_js()) < 2_000_000
 
 

@@ -54,12 +54,14 @@ def as_html(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     """One self-contained element: numbers, two curves, bars by rank, checkpoints."""
     curve = snapshot["curve"] or {}
     steps, losses, rates = (curve.get(key) or [] for key in ("step", "loss", "rate"))
+    marks = snapshot.get("marks") or ()
     parts = [
         _numbers(snapshot, texts),
         '<div style="display:flex;flex-wrap:wrap;gap:12px 24px">',
-        _figure(texts["loss_title"], _line(steps, losses, BLUE, zero=False)),
+        _figure(texts["loss_title"], _line(steps, losses, BLUE, zero=False, marks=marks)),
         _figure(
-            f"{texts['rate_title']} ({snapshot['unit']})", _line(steps, rates, GREEN, zero=True)
+            f"{texts['rate_title']} ({snapshot['unit']})",
+            _line(steps, rates, GREEN, zero=True, marks=marks),
         ),
         _figure(f"{texts['time_title']} (ms)", _bars(snapshot["by_rank"] or [], texts)),
         "</div>",
@@ -87,6 +89,7 @@ def _numbers(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
         (texts["throughput"], rate(snapshot["rate"], snapshot["unit"])),
         (texts["communication"], percent(snapshot["comm"])),
         (texts["ranks"], f"{snapshot['alive']} / {snapshot['ranks']}"),
+        (texts["layout"], snapshot["layout"]),
     ]
     cells = "".join(
         f'<div style="margin:0 28px 8px 0"><div style="opacity:.7">{escape(str(label))}</div>'
@@ -106,7 +109,14 @@ def _figure(title: str, drawing: str) -> str:
     )
 
 
-def _line(steps: Sequence[int], values: Sequence[float | None], colour: str, *, zero: bool) -> str:
+def _line(
+    steps: Sequence[int],
+    values: Sequence[float | None],
+    colour: str,
+    *,
+    zero: bool,
+    marks: Sequence[Mapping[str, Any]],
+) -> str:
     pairs = list(zip(steps, values, strict=False))
     every = max(1, -(-len(pairs) // POINTS))
     pairs = [*pairs[:-1:every], *pairs[-1:]]
@@ -124,8 +134,26 @@ def _line(steps: Sequence[int], values: Sequence[float | None], colour: str, *, 
     )
     return (
         _frame(_tick(high), _tick(low), f"{first:,}", f"{last:,}")
+        + _marks([(LEFT + (m["step"] - first) * across, m["label"]) for m in marks], WIDTH - 8)
         + f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
     )
+
+
+def _marks(marks: Sequence[tuple[float, str]], end: float) -> str:
+    """Dotted lines; a label only where it does not run into a newer one."""
+    out, free = [], end
+    for x, label in reversed([one for one in marks if LEFT <= one[0] <= end]):
+        out.append(
+            f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{GREY}" stroke-dasharray="2 3"/>'
+        )
+        half = 3.2 * len(label)
+        middle = min(x, end - half)
+        if middle + half <= free:
+            out.append(
+                f'<text x="{middle:.1f}" y="{TOP - 6}" text-anchor="middle">{escape(label)}</text>'
+            )
+            free = middle - half
+    return "".join(out)
 
 
 def _tick(value: float) -> str:
