@@ -290,6 +290,55 @@ class Counts(nn.Module):
         return self.layers[2](x - self.mean)
 
 
+class SharedNorm(nn.Module):
+    """Running statistics that two depths write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(2)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x):
+        return self.norm(self.layers[1](self.norm(self.layers[0](x)).relu()))
+
+
+class Experts(nn.Module):
+    """Each row goes to the expert that its values choose: no shapes without values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 2)
+        self.experts = linears(2)
+        self.register_buffer("load", torch.zeros(2))
+
+    def forward(self, x):
+        choice = self.router(x).argmax(-1)
+        self.load += choice.bincount(minlength=2)
+        out = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows = (choice == index).nonzero().flatten()
+            out = out.index_copy(0, rows, expert(x[rows]))
+        return x + out * self.router(x).softmax(-1).amax(-1, keepdim=True)
+
+
+class LooksAtPositions(nn.Module):
+    """Asks for values that only shapes decide; a mean under autocast that is switched off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(3)
+
+    def forward(self, x):
+        positions = torch.arange(len(x), device=x.device).float()
+        if (positions[1:] - positions[:-1] == 1).all():
+            x = x + positions[:, None] / positions.max().item()
+        for layer in self.layers:
+            x = layer(x)
+            with torch.autocast(x.device.type, enabled=False):
+                x = x.float() / x.float().square().mean(-1, keepdim=True).sqrt()
+        return x
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -348,6 +397,9 @@ ZOO = {
     "rotates": (Rotates, rows, 4),
     "twice": (Twice, rows, 3),
     "own gradient": (OwnGradient, rows, 3),
+    "counts": (Counts, rows, 3),
+    "experts": (lambda: nn.Sequential(*(Experts() for _ in range(3))), rows, 3),
+    "looks at positions": (LooksAtPositions, rows, 3),
     "recurrent": (Recurrent, ids, 4),
     "nested": (nested, rows, 3),
     "transformer": (transformer, lambda: torch.rand(2, 3, WIDTH), 3),

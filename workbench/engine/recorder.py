@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
 from workbench.engine.cost import DrawnError, Meter
@@ -28,7 +28,6 @@ SKIPPED = {torch._C._set_grad_enabled}
 # Numbers that shapes alone decide are computed, so that a forward may look at them: positions that
 # tell whether a mask is needed. Others are not, since they may be filled with what is not known.
 COUNTS = {torch.arange, torch.linspace}
-Watched = list[tuple[Tensor, Tensor, int]]
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, type)
 
 
@@ -51,7 +50,7 @@ def record(
         model.train(training)
         _without_caches(model)
         names = given_names(model, stages) if stages else None
-        recorder = _Recorder(model, mode, device, names)
+        recorder = _Recorder(model, device, names)
         fakes = recorder.take_inputs(inputs, device)
         precision = torch.autocast(device.type, precision_dtype) if precision_dtype else None
         try:
@@ -75,15 +74,8 @@ def _called(model: nn.Module, names: list[str] | None, value: Any) -> Any:
 class _Recorder(TorchFunctionMode):
     """Writes the tape while the forward of a copy of the model runs."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        mode: FakeTensorMode,
-        device: torch.device,
-        given: list[str] | None,
-    ) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, given: list[str] | None) -> None:
         super().__init__()
-        self.mode = mode
         self.tape = Tape(device_type=device.type)
         self.model, self.meter = model, Meter()
         self.known: dict[int, Ref | State] = {}
@@ -157,10 +149,10 @@ class _Recorder(TorchFunctionMode):
             known = func in COUNTS if not seen else not any(isinstance(t, FakeTensor) for t in seen)
             if func in LOOKS and not known:
                 raise UnrecordableError("looks at values")
-            watched = self._watched(seen, computed=known)
+            watched = [(t, t._version) for t in seen]
             self.meter.clear()
             result = self._computed(func, args, kwargs) if known else func(*args, **kwargs)
-            mutated = _mutated(watched)
+            mutated = _mutated(watched, computed=known)
             if mutated or not _is_plain(result):
                 arguments = self._template(args), self._template(kwargs)
                 self._append(func, "", arguments, result, mutated)
@@ -177,7 +169,7 @@ class _Recorder(TorchFunctionMode):
             arguments = self._template(args), self._template(kwargs)
             held = list(_held(module))
             seen = [*tensors((args, kwargs)), *(t for _, _, t in held)]
-            watched = self._watched(seen)
+            watched = [(t, t._version) for t in seen]
             self.meter.clear()
             with _untouched_random():
                 try:
@@ -217,14 +209,6 @@ class _Recorder(TorchFunctionMode):
                 return func(*args, **kwargs)
         except DrawnError:
             return func(*args, **kwargs)
-
-    def _watched(self, seen: list[Tensor], *, computed: bool = False) -> Watched:
-        """Tensors a call gets, what tells whether they are written, and how often they were."""
-        # One with values is not written itself, but what stands for it.
-        own = (
-            t if computed or isinstance(t, FakeTensor) else self.mode.from_tensor(t) for t in seen
-        )
-        return [(tensor, watch, watch._version) for tensor, watch in zip(seen, own, strict=True)]
 
     def _append(self, func: Any, unit: str, arguments: tuple, result: Any, mutated: list) -> None:
         changed = frozenset(map(self._storage, mutated))
@@ -323,11 +307,15 @@ def _watch(module: nn.Module, recorder: _Recorder) -> None:
     module.__class__ = type(kind.__name__, (kind,), names)
 
 
-def _mutated(watched: Watched) -> list[Tensor]:
-    mutated = [(tensor, watch) for tensor, watch, before in watched if watch._version != before]
-    if any(tensor is not watch for tensor, watch in mutated):
+def _mutated(watched: list[tuple[Tensor, int]], *, computed: bool = False) -> list[Tensor]:
+    """The tensors written since; one that has values must not be, unless by a computed call."""
+    mutated = [tensor for tensor, version in watched if tensor._version != version]
+    real = [tensor for tensor in mutated if not isinstance(tensor, FakeTensor)]
+    if real and not computed:
+        for tensor in real:
+            tensor.detach_()  # its values are as they were; what it depends on is without any
         raise UnrecordableError("writes into a tensor that is neither a buffer nor made there")
-    return [tensor for tensor, _ in mutated]
+    return mutated
 
 
 def _held(module: nn.Module) -> Iterator[tuple[dict, str, Tensor]]:
