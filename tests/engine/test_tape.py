@@ -87,15 +87,15 @@ def test_recording_is_fast(capsys):
     inputs, _ = made.samples.fetch(0, 4)
     seconds = []
     for _ in range(4):
-        began_s = time.perf_counter()
+        # Of this process, not of the clock, since the machine of a test may be shared.
+        began_s = time.process_time()
         record(bones, inputs, device=CPU)
-        seconds.append(time.perf_counter() - began_s)
+        seconds.append(time.process_time() - began_s)
     with capsys.disabled():
         print(  # noqa: T201 - a figure to look at in the log of the tests
             f"\nrecording pytext small: {min(seconds):.3f} s warm, {seconds[0]:.3f} s at first"
         )
-    # 0.16 s when nothing else runs; the machine of a test may be shared.
-    assert min(seconds) < 1.0
+    assert min(seconds) < 0.6  # 0.16 s when nothing else runs
 
 
 class Says(nn.Module):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 WIDTH = 6
 
@@ -339,6 +340,50 @@ class LooksAtPositions(nn.Module):
         return x
 
 
+class InDicts(nn.Module):
+    """Parts in a dict, as in nanoGPT, and a list of lists; normalised weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = nn.ModuleList([linears(2), nn.ModuleList([nn.Sequential(*linears(2))])])
+        parts = {"token": nn.Linear(WIDTH, WIDTH), "levels": inner, "norm": nn.LayerNorm(WIDTH)}
+        self.parts = nn.ModuleDict(parts)
+        self.plain = weight_norm(nn.Linear(WIDTH, WIDTH))
+        self.bounded = spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x):
+        x = self.parts.token(x)
+        for level in self.parts["levels"]:
+            for layer in level:
+                x = x + layer(x).sin()
+        return self.bounded(self.plain(self.parts.norm(x)))
+
+
+class Cached(nn.Module):
+    """A table that the first forward makes, and a part of it that is kept as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.rows = 0
+
+    def forward(self, x):
+        if self.rows < len(x):
+            self.register_buffer("table", torch.arange(len(x)).float(), persistent=False)
+            self.rows = len(x)
+        return self.inner(x) * self.table[: len(x), None]
+
+
+class CachedTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = linears(2)
+        self.cached = Cached()
+
+    def forward(self, x):
+        return self.cached(self.layers[1](self.cached(self.layers[0](x))))
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -400,6 +445,8 @@ ZOO = {
     "counts": (Counts, rows, 3),
     "experts": (lambda: nn.Sequential(*(Experts() for _ in range(3))), rows, 3),
     "looks at positions": (LooksAtPositions, rows, 3),
+    "in dicts": (InDicts, rows, 7),
+    "cached twice": (CachedTwice, rows, 3),
     "recurrent": (Recurrent, ids, 4),
     "nested": (nested, rows, 3),
     "transformer": (transformer, lambda: torch.rand(2, 3, WIDTH), 3),

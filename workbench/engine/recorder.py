@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from typing import Any, cast
 
 import numpy as np
@@ -119,11 +120,13 @@ class _Recorder(TorchFunctionMode):
         for module in self.names:
             _watch(module, self)
         plain = torch.autograd.Function.__dict__["apply"]
-        recorder = self
+        recorder, thread = self, get_ident()
 
         def apply(kind, *args, **kwargs):
             call = plain.__get__(None, kind)
-            return call(*args, **kwargs) if recorder.inside else recorder.call(call, args, kwargs)
+            if recorder.inside or get_ident() != thread:
+                return call(*args, **kwargs)
+            return recorder.call(call, args, kwargs)
 
         # What is called in a Function is its own business, but no mode sees the call of itself.
         torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
@@ -178,8 +181,9 @@ class _Recorder(TorchFunctionMode):
                 except Exception as error:  # noqa: BLE001 - it may be for want of values
                     result, mutated = self._probed(module, call, (args, kwargs), error)
             for owner, key, tensor in held:
-                name = self.known[id(tensor)]
-                assert isinstance(name, State)
+                name = self.known.get(id(tensor))
+                if not isinstance(name, State):  # a buffer that an earlier call registered
+                    continue
                 self.state.add(name.name)
                 if owner[key] is not tensor:
                     self.tape.changed.add(name.name)

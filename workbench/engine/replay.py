@@ -156,11 +156,7 @@ def _step(node: Node, model: nn.Module) -> Callable[[list], None]:
     outs = node.outs
     what = node.unit or getattr(node.function, "__name__", "a function")
 
-    def step(values: list) -> None:
-        result = call(*[fill(values) for fill in fills], **{k: fill(values) for k, fill in named})
-        if len(outs) == 1 and isinstance(result, Tensor):
-            values[outs[0]] = result
-            return
+    def store(values: list, result: Any) -> None:
         made = list(tensors(result))
         if len(made) != len(outs):
             raise LayoutError(
@@ -170,6 +166,20 @@ def _step(node: Node, model: nn.Module) -> Callable[[list], None]:
         for slot, tensor in zip(outs, made, strict=True):
             values[slot] = tensor
 
+    def step(values: list) -> None:
+        result = call(*[fill(values) for fill in fills], **{k: fill(values) for k, fill in named})
+        store(values, result)
+
+    def simple(values: list) -> None:
+        result = call(fill(values))
+        if isinstance(result, Tensor):
+            values[out] = result
+        else:
+            store(values, result)
+
+    if len(fills) == len(outs) == 1 and not named:
+        (fill,), (out,) = fills, outs
+        step = simple
     return step if node.grad is None and node.autocast is None else _within(node, step)
 
 

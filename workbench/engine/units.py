@@ -1,7 +1,7 @@
 """Units: the submodules of a user's model that pipeline stages are made of.
 
-A list of layers (nn.Sequential or nn.ModuleList) that lies in no other one is opened, and so is
-what holds it; every other module is called as a whole, so that its own hooks fire.
+A list of layers (nn.Sequential, nn.ModuleList, nn.ModuleDict) that lies in no layer of another one
+is opened, and so is what holds it; every other module is called as a whole: its own hooks fire.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from workbench.errors import RecipeError
 
-LISTS = (nn.Sequential, nn.ModuleList)
+# These have no forward: whoever holds them calls what is in them.
+HOLDERS = (nn.ModuleList, nn.ModuleDict)
+LISTS = (*HOLDERS, nn.Sequential)
 Stages = Callable[[nn.Module], Sequence[nn.Module]]
 
 
@@ -20,15 +23,20 @@ def opened(model: nn.Module) -> set[nn.Module]:
     """The modules whose forward is taken apart: the model, lists of layers, and what holds them."""
     found = {model}
 
-    def walk(module: nn.Module, above: tuple[nn.Module, ...]) -> None:
+    def walk(module: nn.Module, above: tuple[nn.Module, ...], in_list: bool) -> None:
         path = (*above, module)
-        if isinstance(module, LISTS) and sum(map(_holds, module.children())) >= 2:
+        if in_list:
+            is_list = isinstance(module, HOLDERS)
+        else:
+            is_list = isinstance(module, LISTS) and sum(map(_holds, module.children())) >= 2
+        if is_list:
             found.update(path)
+        elif in_list or is_parametrized(module):  # which has a dict, but of no layers
             return
         for child in module.children():
-            walk(child, path)
+            walk(child, path, is_list)
 
-    walk(model, ())
+    walk(model, (), False)
     return found
 
 
@@ -40,10 +48,13 @@ def unit_names(bones: nn.Module, stages: Stages | None = None) -> list[str]:
     if stages is not None:
         given = given_names(bones, stages)
         return list(dict.fromkeys(name for name in given if _holds(bones.get_submodule(name))))
-    found = opened(bones)
+    found, seen = opened(bones), set[nn.Module]()
 
     def walk(module: nn.Module, name: str) -> Iterator[str]:
-        if module not in found:
+        if module in seen:
+            return
+        seen.add(module)
+        if module not in found and not isinstance(module, HOLDERS):
             if _holds(module):
                 yield name
             return
@@ -57,7 +68,7 @@ def given_names(model: nn.Module, stages: Stages) -> list[str]:
     """Names of the submodules that stages(model) gives, in its order. Raises RecipeError."""
     names = {module: name for name, module in model.named_modules() if name}
     given = stages(model)
-    parts = list(given) if isinstance(given, (list, tuple, *LISTS)) else []
+    parts = list(given) if isinstance(given, (list, tuple, nn.Sequential, nn.ModuleList)) else []
     for part in parts:
         if part not in names:
             raise RecipeError(
