@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.engine.zoo import ZOO, SharedNorm, Tied, Twice, rows
+from tests.engine.zoo import ZOO, Tied, Twice, rows
+from tests.engine.zoo_odd import SharedNorm
 from workbench.engine import recipe
 from workbench.engine.cut import Cut, balance, cut, install, keep, run, unit_names
 from workbench.engine.nest import tensors

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.engine.zoo import WIDTH, Experts, Tied, linears, rows
+from tests.engine.zoo import Tied, rows
+from tests.engine.zoo_odd import WIDTH, Experts, linears
 from workbench.engine import recipe
 from workbench.engine.cut import unit_names
 from workbench.engine.recorder import record
