@@ -137,6 +137,7 @@ class Ranks:
     """One rank of a battery: a world, a recipe, a trainer that is switched about."""
 
     def __init__(self, rank: int, size: int, store: str, recipe: Any, options: TrainOptions):
+        dist.barrier()  # who leaves while others still connect would break them off
         dist.destroy_process_group()
         self.rank = rank
         self.world = World(Meeting(rank, size, 0, store, 30, 30), Meter())
@@ -144,9 +145,13 @@ class Ranks:
             self.model = recipe.model()
         self.blueprint = Blueprint(Plan(recipe, options), self.model, self.world.device)
 
+    def trainer(self, layout: Layout) -> Trainer:
+        """One without values."""
+        return Trainer(self.blueprint, layout, self.world)
+
     def fresh(self, layout: Layout) -> Trainer:
         """A training at its first step."""
-        trainer = Trainer(self.blueprint, layout, self.world)
+        trainer = self.trainer(layout)
         state.fill(trainer.held, self.model)
         return trainer
 

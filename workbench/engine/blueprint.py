@@ -91,10 +91,10 @@ class Blueprint:
     @functools.cached_property
     def tensor_plan(self) -> tensor_plan.TensorPlan:
         """What tensor parallelism may split: the recipe's plan, or what was found and proved."""
+        how = self.inputs(min(2, self.plan.recipe.batch)), self.device, self.optimizer_kind
         if self.plan.recipe.tensor_plan is not None:
-            return tensor_plan.given(self.bones, self.plan.recipe.tensor_plan)
-        count = min(2, self.plan.recipe.batch)
-        return tensor_plan.find(self.bones, self.inputs(count), self.device, self.optimizer_kind)
+            return tensor_plan.given(self.bones, self.plan.recipe.tensor_plan, *how)
+        return tensor_plan.find(self.bones, *how)
 
     @functools.cached_property
     def dropout_shapes(self) -> dict[str, list[tuple[int, ...]]]:
@@ -114,7 +114,7 @@ class Blueprint:
     @functools.cached_property
     def limits(self) -> Limits:
         """What the model and its batch allow."""
-        pp_why, tp_why, units, tensor = "", "", [], {}
+        pp_why, tp_why, both_why, units, tensor = "", "", "", [], {}
         try:
             count = min(2, self.plan.recipe.batch)
             units = [u for s in self.cut(1, self.inputs(count), (count,)).stages for u in s.units]
@@ -123,10 +123,20 @@ class Blueprint:
             units = unit_names(self.bones)
         try:
             tensor, tp_why = self.tensor_plan.sizes, self.tensor_plan.why
+            if not self.tensor_plan.inside(units).groups:
+                both_why = (
+                    "Tensor parallelism would split layers of this model that may lie on two "
+                    "stages of a pipeline. Use tp or pp, or put such layers in one module."
+                )
         except (LayoutError, RecipeError) as error:
             tp_why = str(error)
         return replace(
-            self._batch_limits(), units=units, pp_why=pp_why, tensor=dict(tensor), tp_why=tp_why
+            self._batch_limits(),
+            units=units,
+            pp_why=pp_why,
+            tensor=dict(tensor),
+            tp_why=tp_why,
+            both_why=both_why,
         )
 
     def check(self, layout: Layout, ranks: int) -> None:

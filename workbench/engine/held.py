@@ -47,6 +47,10 @@ class Held:
                     seen.add(name)
                     yield name, buffer
 
+    def num_elements(self) -> int:
+        """Elements of parameters in this rank's memory."""
+        return sum(self.local(name, param)[0].numel() for name, param in self.named_parameters())
+
     def shape_of(self, name: str, tensor: Tensor) -> tuple[int, ...]:
         """Shape of the whole tensor, of which `tensor` is what this rank holds."""
         shape = list(tensor.shape)

@@ -202,12 +202,10 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
 
 def _spread_shown(trainer: Trainer) -> dict:
     """How the training lies on the ranks, as plain values."""
-    held = trainer.held
-    mine = sum(held.local(name, param)[0].numel() for name, param in held.named_parameters())
     return {
         "notes": trainer.notes(),
         "stages": trainer.spread.stages_shown(),
-        "held": mine / trainer.num_parameters(),
+        "held": trainer.held.num_elements() / trainer.num_parameters(),
     }
 
 

@@ -97,6 +97,8 @@ class Spread:
                 cutting.install(self._cut.stages[stage], part)
             if layout.tp > 1:
                 of = blueprint.tensor_plan
+                if layout.pp > 1:
+                    of = of.inside(blueprint.limits.units)
                 cuts |= tp.cut(part, of, self.group("tp"), self.where["tp"], layout.tp)
         for part in self._parts.values():
             self._finish_part(part)

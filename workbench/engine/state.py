@@ -57,7 +57,7 @@ def take(
     create: make optimizer state that is not there yet as it is before the first step, so that the
     keys are the same for a fresh training and one under way. Tied parameters come once.
     """
-    held = _held(model)
+    held = held_of(model)
     for part in held.parts:
         _reshard(part)
     pieces = {}
@@ -68,7 +68,7 @@ def take(
     if optimizer is not None:
         if create:
             _create_missing(optimizer)
-        for name, param in _optimized(held, optimizer):
+        for name, param in optimized(held, optimizer):
             for key, value in optimizer.state.get(param, {}).items():
                 if value is not None:
                     tensor = _as_tensor(value, f"{name}/{key}")
@@ -193,41 +193,6 @@ def set_settings(
                     group[key] = tuple(value) if isinstance(now, tuple) else value
 
 
-def slots(model: Held | nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
-    """What the optimizer keeps for each of this rank's parameters, without the values.
-
-    By FQN and key: None for a tensor of the parameter's shape, else an empty tensor like it, or
-    the number's kind.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name, param in _optimized(_held(model), optimizer):
-        kept = found.setdefault(name, {})
-        for key, value in optimizer.state.get(param, {}).items():
-            if isinstance(value, Tensor):
-                like = value.shape == param.shape and value.dtype == param.dtype
-                kept[key] = None if like else torch.empty_like(value)
-            elif value is not None:
-                kept[key] = type(value)(0)
-    return found
-
-
-def make_slots(
-    model: Held | nn.Module, optimizer: Optimizer, known: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Give an optimizer the slots that `slots` found, on all ranks together, to be filled."""
-    for name, param in _optimized(_held(model), optimizer):
-        state = {
-            key: torch.empty_like(param, requires_grad=False) if like is None else _own(like)
-            for key, like in known.get(name, {}).items()
-        }
-        if state:
-            optimizer.state[param] = state
-
-
-def _own(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
 def differences(
     theirs: Mapping[str, tuple[int, ...]], mine: Mapping[str, tuple[int, ...]]
 ) -> str | None:
@@ -265,7 +230,8 @@ def _reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def _held(model: Held | nn.Module) -> Held:
+def held_of(model: Held | nn.Module) -> Held:
+    """A module that no rank cuts, as what is held of it."""
     return model if isinstance(model, Held) else Held([model])
 
 
@@ -290,7 +256,8 @@ def _state_piece(held: Held, name: str, param: Tensor, tensor: Tensor, key: str)
     return _piece(tensor)
 
 
-def _optimized(held: Held, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+def optimized(held: Held, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that the optimizer steps, by name. Raises CheckpointError for strangers."""
     known = {param for group in optimizer.param_groups for param in group["params"]}
     names = {param: name for name, param in held.named_parameters()}
     if strangers := known - set(names):
@@ -322,7 +289,7 @@ def put_numbers(
     """Put back the numbers of optimizer state, which share no memory with their pieces."""
     if optimizer is None:
         return
-    for name, param in _optimized(_held(model), optimizer):
+    for name, param in optimized(held_of(model), optimizer):
         state = optimizer.state.get(param, {})
         for key, value in state.items():
             if value is not None and not isinstance(value, Tensor):

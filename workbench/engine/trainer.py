@@ -29,6 +29,7 @@ from workbench.engine.micro import Micro, padded
 from workbench.engine.moves import Moved, move
 from workbench.engine.notes import notes
 from workbench.engine.recipe import explain
+from workbench.engine.slots import make_slots, slots
 from workbench.engine.spread import Pass, Spread
 from workbench.engine.world import World
 from workbench.errors import RecipeError, RunError, WorldLostError
@@ -269,11 +270,11 @@ def move_state(old: Trainer, new: Trainer) -> Moved:
     """Everything a training has learned, from under one layout to under another; collective."""
     known: dict[str, dict[str, Any]] = {}
     every: list[Any] = [None] * old.world.size
-    mine = state.slots(old.held, old.optimizer), old.step, old.samples
+    mine = slots(old.held, old.optimizer), old.step, old.samples
     torch.distributed.all_gather_object(every, mine)
-    for slots, _, _ in every:
-        known |= slots
-    state.make_slots(new.held, new.optimizer, known)
+    for found, _, _ in every:
+        known |= found
+    make_slots(new.held, new.optimizer, known)
     have = state.take(old.held, old.optimizer, create=False)
     want = state.take(new.held, new.optimizer, create=False)
     moved = move(have, want)

@@ -17,7 +17,7 @@ from workbench.spec.layout import Layout
 class Limits:
     """units: names of the parts with parameters that stages are made of, in order; pp_why: why
     there is no cutting at all. tensor: what a tensor-parallel degree must divide, by its name;
-    tp_why: why there is none.
+    tp_why: why there is none. both_why: why not together with a pipeline.
     """
 
     batch: int
@@ -26,6 +26,7 @@ class Limits:
     pp_why: str = ""
     tensor: dict[str, int] = field(default_factory=dict)
     tp_why: str = ""
+    both_why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the wire."""
@@ -57,8 +58,8 @@ def _pp_why(layout: Layout, limits: Limits) -> str:
 def _tp_why(layout: Layout, limits: Limits) -> str:
     if layout.tp == 1:
         return ""
-    if limits.tp_why:
-        return limits.tp_why
+    if limits.tp_why or (limits.both_why and layout.pp > 1):
+        return limits.tp_why or limits.both_why
     for name, size in limits.tensor.items():
         if size % layout.tp:
             return f"tp={layout.tp} does not divide {name}, {size}. Use {_degrees(limits.tensor)}."
