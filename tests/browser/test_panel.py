@@ -231,6 +231,9 @@ def test_a_reload_and_a_second_view_show_the_same(lab: Lab):
     press(lab, "Pause", index=2)
     wait_for(lab, ".wb-pill", "Paused", index=1)
     lab.reload()
+    for index in (1, 2):  # figures out of sight are not drawn
+        lab.cell(index).locator(".wb-figures").scroll_into_view_if_needed()
+        lab.cell(index).locator(".wb-plot .main-svg").first.wait_for()
     drawn(lab, panels=2)
     assert lab.page.evaluate(NUMBERS) == before
     press(lab, "Resume", index=2)

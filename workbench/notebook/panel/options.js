@@ -8,7 +8,7 @@ export function options(el, { make, set, put, explain, icon, button, send, chang
   const pick = (option, at, ...more) => {
     const one = button("switch", label(option, option.values[at]));
     one.dataset.key = `${option.name} ${option.values[at].value}`;
-    one.press = () => !one.value.now && send("switch", { strategy: one.strategy, ...one.value.args });
+    one.press = () => !one.choice.now && send("switch", { strategy: one.strategy, ...one.choice.args });
     one.append(...more);
     all.push({ one, find: (options) => options.find((it) => it.name === option.name).values[at] });
     return one;
@@ -36,7 +36,7 @@ export function options(el, { make, set, put, explain, icon, button, send, chang
     const focus = (at) => items[(at + items.length) % items.length].focus();
     open.press = () => {
       show(list.hidden);
-      if (!list.hidden) focus(Math.max(0, items.findIndex((one) => one.value.now)));
+      if (!list.hidden) focus(Math.max(0, items.findIndex((one) => one.choice.now)));
     };
     open.dataset.key = option.name;
     open.append(icon("down"));
@@ -82,7 +82,7 @@ export function options(el, { make, set, put, explain, icon, button, send, chang
         set(open, "aria-disabled", !may("switch"));
         continue;
       }
-      Object.assign(one, { value: found, strategy: choice.strategy });
+      Object.assign(one, { choice: found, strategy: choice.strategy });
       set(one, one.why ? "aria-checked" : "aria-pressed", found.now);
       set(one, "aria-disabled", !may("switch") || !!found.why_not);
       one.classList.toggle("wb-going", !found.now && going === sorted({ strategy: choice.strategy, ...found.args }));
