@@ -16,6 +16,7 @@ from workbench.errors import (
     LayoutError,
     RecipeError,
     RunError,
+    WorkbenchError,
 )
 
 CELL = """
@@ -172,7 +173,7 @@ BAD = {
     "unknown strategy": (("digits",), {"strategy": "dat"}, LayoutError, "Did you mean 'data'"),
     "unknown option": (("digits",), {"step": 5}, InputError, "Did you mean 'steps'"),
     "negative steps": (("digits",), {"steps": -1}, InputError, "steps=-1"),
-    "batch below ranks": (("digits",), {"batch": 1}, InputError, "batch=1"),
+    "batch below ranks": (("digits",), {"batch": 1}, LayoutError, "batch=1"),
     "no recipe": ((), {}, RecipeError, "digits"),
     "unknown size": (("pytext",), {"size": "huge"}, RecipeError, "tiny"),
     "restore of nothing": (("digits",), {"restore": "/nowhere"}, CheckpointError, "nowhere"),
@@ -220,3 +221,55 @@ def test_commands_that_do_not_fit_the_state_say_which_do(clusters, tmp_path):
         run.ask("paus").result()
     with pytest.raises(CheckpointError):
         run.restore("nothing")
+
+
+BAD_SWITCHES = {
+    "too few parts": ("pp8", {}, "there are 2"),
+    "does not divide": ("tp3", {}, "there are 2"),
+    "a name mistyped": ("pipelin", {}, "Did you mean 'pipeline'"),
+    "not a layout": ("pp2 xx2", {}, "'xx2' in 'pp2 xx2' is no degree"),
+    "an option of another": ("data", {"microbatches": 4}, "an option of pipeline and hybrid"),
+    "too many microbatches": ("pipeline", {"microbatches": 65}, "at most 64"),
+    "too few microbatches": ("pipeline", {"microbatches": 1, "schedule": "1f1b"}, "at least 2"),
+    "no such schedule": ("pipeline", {"schedule": "gpip"}, "Did you mean 'gpipe'"),
+    "more ranks than there are": ("data", {"ranks": 9}, "Use 1 to 2"),
+    "no hybrid of two": ("hybrid", {}, "Use 4, 6 or 8 ranks"),
+    "nothing said": (None, {}, "Say to what"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_SWITCHES)
+def test_a_switch_that_cannot_be_is_one_sentence_and_the_training_goes_on(paused, what):
+    strategy, how, says = BAD_SWITCHES[what]
+    before = paused.layout
+    with pytest.raises(WorkbenchError, match=says) as raised:
+        paused.switch(strategy, **how)
+    assert str(raised.value).count("\n") == 0
+    assert paused.layout == before
+    paused.step(1)
+
+
+@pytest.fixture
+def paused(tmp_path, clusters):
+    return clusters(2).train("digits", steps=50, start=False, directory=tmp_path)
+
+
+def test_a_switch_to_fewer_ranks_leaves_the_others_waiting(paused):
+    paused.switch("none")
+    before = paused.step_now
+    assert paused.step(2) == before + 2
+    shown = paused.snapshot()
+    assert [place["idle"] for place in shown["places"]] == [False, True]
+    assert [len(shown["by_rank"]), shown["strategy"], shown["layout"]] == [1, "none", "dp1"]
+    paused.switch("pipeline", microbatches=4)
+    paused.step(2)
+    shown = paused.snapshot()
+    assert [place["stages"] for place in shown["places"]] == [[0], [1]]
+    assert sum(stage["share"] for stage in shown["stages"]) == pytest.approx(1)
+    assert sum(place["held"] for place in shown["places"]) == pytest.approx(1)
+    mark = shown["marks"][-1]
+    assert (mark["label"], mark["layout"]) == ("pipeline", "pp2, 1f1b x4")
+    assert mark["took_s"] > 0
+    assert mark["moved_bytes"] > 0
+    paused.switch("data")
+    assert set(paused.evaluate()) == {"accuracy"}

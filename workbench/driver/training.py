@@ -82,11 +82,10 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
         built = engines.together(
             "build", recipe, cell is not None, layout.to_dict(), chosen.to_dict(), str(folder)
         )
-        about = _agreed(built)
     except BaseException:
         _remove(folder)
         raise
-    before, run = engines.run, Run(engines, about, chosen, folder, layout)
+    before, run = engines.run, Run(engines, built[0], chosen, folder, layout)
     engines.run = run
     run.lay_out(layout, built)
     run.begin(running=False)
@@ -97,18 +96,6 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     if start and chosen.steps:
         run.resume()
     return run
-
-
-def _agreed(built: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all ranks built. Raises RecipeError when one built something else."""
-    for rank, about in enumerate(built):
-        for key, what in (("names", "model"), ("samples", "data"), ("batch", "batch")):
-            if about[key] != built[0][key]:
-                raise RecipeError(
-                    f"Rank {rank} has another {what} than rank 0. A recipe must give the same on "
-                    "all ranks: do not let it depend on `rank`."
-                )
-    return built[0]
 
 
 def _make_folder(root: Path, name: str) -> Path:

@@ -33,15 +33,24 @@ class Part:
     cuts: tuple[tuple[int, int, int], ...]
     numel: int
     dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the part."""
-        return self.numel * self.dtype.itemsize
+    nbytes: int
 
 
 # A key, and the part of its piece.
 Item = tuple[str, Part]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What goes in one piece: parts of one dtype, one after the other."""
+
+    items: Sequence[Item]
+    nbytes: int
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes in a buffer, where the next message can be seen as any dtype."""
+        return -(-self.nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def part_of(box: Box, within: Box, dtype: torch.dtype) -> Part:
@@ -52,7 +61,8 @@ def part_of(box: Box, within: Box, dtype: torch.dtype) -> Part:
         for dim, (first, count, base, size) in enumerate(sides)
         if count != size
     ]
-    return Part(tuple(cuts), box.numel, dtype)
+    numel = box.numel
+    return Part(tuple(cuts), numel, dtype, numel * dtype.itemsize)
 
 
 def pieces_of(box: Box, most: int) -> Iterator[Box]:
@@ -93,8 +103,8 @@ class Lane:
     ) -> None:
         self.wire, self.peer, self.sending = wire, peer, sending
         self.pieces = pieces
-        self.num_bytes = sum(part.nbytes for _, part in items)
         self.rounds = list(_rounds(items, wire.round_bytes))
+        self.num_bytes = sum(m.nbytes for messages in self.rounds for m in messages)
         self._buffers: dict[int, Tensor] = {}
         self._posted: dict[int, list[tuple[dist.Work, list[Tensor], list[Tensor]]]] = {}
 
@@ -104,14 +114,13 @@ class Lane:
             return
         begin = 0
         posted = self._posted[number] = []
-        for items in self.rounds[number]:
-            views = [view(self.pieces, item) for item in items]
+        for message in self.rounds[number]:
+            views = [view(self.pieces, item) for item in message.items]
             flat, places = views[0], []
             direct = flat.is_contiguous() and flat.device == self.wire.device
             if len(views) > 1 or not direct:
-                end = begin + _bytes_of(items)
-                flat = self._buffer(number % 2)[begin:end].view(views[0].dtype)
-                begin = _aligned(end)
+                flat = self._buffer(number % 2)[begin : begin + message.nbytes].view(flat.dtype)
+                begin += message.room_bytes
                 places, views = _paired(flat, views)
             if self.sending:
                 copy_all(places, views)
@@ -131,7 +140,7 @@ class Lane:
     def _buffer(self, which: int) -> Tensor:
         # Kept for the rounds to come: fresh memory costs a page fault for each 4 KB.
         if which not in self._buffers:
-            most = max(sum(_aligned(_bytes_of(m)) for m in messages) for messages in self.rounds)
+            most = max(sum(m.room_bytes for m in messages) for messages in self.rounds)
             self._buffers[which] = torch.empty(most, dtype=torch.uint8, device=self.wire.device)
         return self._buffers[which]
 
@@ -176,41 +185,32 @@ def _paired(flat: Tensor, views: list[Tensor]) -> tuple[list[Tensor], list[Tenso
     return places, views
 
 
-def _rounds(items: Sequence[Item], most_bytes: int) -> Iterator[list[list[Item]]]:
+def _rounds(items: Sequence[Item], most_bytes: int) -> Iterator[list[Message]]:
     """The messages, as many a round as fit in most_bytes."""
     messages, size = [], 0
     for message in _messages(items, most_bytes):
-        more = _aligned(_bytes_of(message))
-        if messages and size + more > most_bytes:
+        if messages and size + message.room_bytes > most_bytes:
             yield messages
             messages, size = [], 0
         messages.append(message)
-        size += more
+        size += message.room_bytes
     if messages:
         yield messages
 
 
-def _messages(items: Sequence[Item], most_bytes: int) -> Iterator[list[Item]]:
+def _messages(items: Sequence[Item], most_bytes: int) -> Iterator[Message]:
     """Large parts alone, to need no copy where contiguous; small ones of a dtype together."""
     batch, size, dtype = [], 0, None
     for item in items:
-        nbytes = item[1].nbytes
-        if nbytes >= DIRECT_BYTES:
-            yield [item]
+        part = item[1]
+        if part.nbytes >= DIRECT_BYTES:
+            yield Message([item], part.nbytes)
             continue
-        if batch and (size + nbytes > most_bytes or item[1].dtype != dtype):
-            yield batch
+        if batch and (size + part.nbytes > most_bytes or part.dtype != dtype):
+            yield Message(batch, size)
             batch, size = [], 0
         batch.append(item)
-        size += nbytes
-        dtype = item[1].dtype
+        size += part.nbytes
+        dtype = part.dtype
     if batch:
-        yield batch
-
-
-def _bytes_of(message: Sequence[Item]) -> int:
-    return sum(part.nbytes for _, part in message)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
+        yield Message(batch, size)

@@ -62,7 +62,7 @@ def move(
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if _is_group() else (0, 1)
     # A pair of ranks has two lanes, each with two rounds in flight.
     round_bytes = max(min(buffer_bytes // (2 * max(size - 1, 1)), MOST_ROUND_BYTES), 1)
-    plan = _Plan(rank, round_bytes)
+    plan = _Plan(rank, round_bytes, [0] * size)
     for keys in _groups(have, want, group, size):
         plan.add(keys)
     planned_s = time.perf_counter()
@@ -183,10 +183,10 @@ class _Plan:
 
     rank: int
     most_bytes: int
+    loads: list[int]
     kept: list[tuple[str, Part, Part]] = field(default_factory=list)
     sent: dict[int, list[Item]] = field(default_factory=dict)
     received: dict[int, list[Item]] = field(default_factory=dict)
-    loads: dict[int, int] = field(default_factory=dict)
 
     def add(self, keys: _Keys) -> None:
         """Find a source for all that is wanted of some keys.
@@ -204,22 +204,17 @@ class _Plan:
         ends = [(rank, cell, *self._ends(rank, cell, keys)) for rank, cell in cells]
         for name in keys.names:
             for rank, cell, here, there in ends:
-                source = self._source(rank, cell, keys.dtype.itemsize)
-                if source == rank == self.rank:
-                    self.kept.append((name, here[0], there[0]))
-                elif source == self.rank != rank:
+                source = cell.sources[0]
+                if len(cell.sources) > 1:
+                    source = min(cell.sources, key=self.loads.__getitem__)
+                if source == rank:
+                    self.kept += [(name, *both) for both in zip(here, there, strict=True)]
+                    continue
+                self.loads[source] += cell.numel * keys.dtype.itemsize
+                if source == self.rank:
                     self.sent.setdefault(rank, []).extend([(name, part) for part in here])
                 elif rank == self.rank:
                     self.received.setdefault(source, []).extend([(name, part) for part in there])
-
-    def _source(self, rank: int, cell: Cell, itemsize: int) -> int:
-        """Who gives a cell to a rank: itself, else the one with least to send so far."""
-        source = cell.sources[0]
-        if len(cell.sources) > 1:
-            source = min(cell.sources, key=lambda able: self.loads.get(able, 0))
-        if source != rank:
-            self.loads[source] = self.loads.get(source, 0) + cell.numel * itemsize
-        return source
 
     def _ends(self, rank: int, cell: Cell, keys: _Keys) -> tuple[list[Part], list[Part]]:
         """A cell as parts of what this rank has, and of what it wants, where it does.

@@ -192,7 +192,6 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         "parameters": trainer.num_parameters(),
         "evaluates": found.evaluate is not None,
         "samples": found.samples.length,
-        "names": state.digest(trainer.blueprint.bones),
         "limits": trainer.blueprint.limits.to_dict() if _here.rank == 0 else {},
         **_spread_shown(trainer),
     }

@@ -260,10 +260,26 @@ def first_trainer(plan: Plan, layout: Layout, world: World) -> Trainer:
     with seeded(plan.recipe.seed):
         model = plan.recipe.model()
     blueprint = Blueprint(plan, model, world.device)
+    _check_same(blueprint, world)
     blueprint.check(layout, world.size)
     trainer = Trainer(blueprint, layout, world)
     state.fill(trainer.held, model)
     return trainer
+
+
+def _check_same(blueprint: Blueprint, world: World) -> None:
+    """Raises RecipeError, on all ranks, when one made something else than rank 0."""
+    recipe = blueprint.plan.recipe
+    every: list[Any] = [None] * world.size
+    mine = state.digest(blueprint.bones), recipe.samples.length, recipe.batch
+    torch.distributed.all_gather_object(every, mine)
+    for rank, found in enumerate(every):
+        for what, value, first in zip(("model", "data", "batch"), found, every[0], strict=True):
+            if value != first:
+                raise RecipeError(
+                    f"Rank {rank} has another {what} than rank 0. A recipe must give the same on "
+                    "all ranks: do not let it depend on `rank`."
+                )
 
 
 def move_state(old: Trainer, new: Trainer) -> Moved:
