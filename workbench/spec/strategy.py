@@ -101,9 +101,7 @@ def options_of(strategy: str) -> list[str]:
     return list(inspect.signature(STRATEGIES[strategy]).parameters)[1:]
 
 
-LAYOUT_OPTIONS = tuple(
-    dict.fromkeys(option for name in STRATEGIES for option in options_of(name))
-)
+LAYOUT_OPTIONS = tuple(dict.fromkeys(option for name in STRATEGIES for option in options_of(name)))
 
 
 def layout_for(strategy: str, ranks: int, **options: Any) -> Layout:
