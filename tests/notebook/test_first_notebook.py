@@ -2,70 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import re
-from pathlib import Path
-
-import nbformat
+import lectures
 import pytest
-from nbclient import NotebookClient
-from nbformat import NotebookNode
+from lectures import PLOTLY, Cells, number_after, printed, shown
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "01_first_training.ipynb"
+NOTEBOOK = "01_first_training.ipynb"
 TIMEOUT_S = 100
-MOST_LINES = 11
 NUM_PASSES = 2
-PLOTLY = "application/vnd.plotly.v1+json"
-LINK = re.compile(r"\]\(([^)\s]+)\)")
-# What the kernel's fork server still has: a rank or a controller that was not ended.
-LEFT = """
-import psutil
-from workbench.driver import session
-[child.pid for child in psutil.Process(session.current().forks.pid).children()]
-"""
-
-Cells = list[NotebookNode]
-
-
-def lecture() -> NotebookNode:
-    return nbformat.read(NOTEBOOK, as_version=4)
-
-
-def code(cells: Cells) -> Cells:
-    return [cell for cell in cells if cell.cell_type == "code"]
-
-
-def printed(cells: Cells) -> str:
-    return "".join(
-        out.text for cell in cells for out in cell.outputs if out.get("name") == "stdout"
-    )
-
-
-def shown(cells: Cells, kind: str) -> list:
-    outputs = [out for cell in cells for out in cell.outputs if "data" in out]
-    return [out.data[kind] for out in outputs if kind in out.data]
-
-
-def number_after(words: str, text: str) -> float:
-    found = re.search(re.escape(words) + r"\D*?([\d.,]*\d(?:e[-+]\d+)?)", text)
-    assert found is not None, f"{words!r} is not in:\n{text}"
-    return float(found[1].replace(",", ""))
 
 
 @pytest.fixture(scope="module")
 def passes(tmp_path_factory: pytest.TempPathFactory) -> list[Cells]:
-    """Code cells with their outputs, of each pass in one kernel; the last says what is left."""
-    notebook = lecture()
-    notebook.cells.append(nbformat.v4.new_code_cell(LEFT))
-    folder = str(tmp_path_factory.mktemp("lecture"))
-    client = NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": folder}})
-    done = []
-    with client.setup_kernel():
-        for _ in range(NUM_PASSES):
-            for index, cell in enumerate(notebook.cells):
-                client.execute_cell(cell, index)
-            done.append(copy.deepcopy(code(notebook.cells)))
-    return done
+    folder = tmp_path_factory.mktemp("lecture")
+    return lectures.run(NOTEBOOK, folder, timeout_s=TIMEOUT_S, num_passes=NUM_PASSES)
 
 
 @pytest.mark.parametrize("turn", range(NUM_PASSES))
@@ -106,15 +55,5 @@ class TestEachPass:
         assert "4 ranks stopped." in printed(passes[turn])
 
 
-def test_cells_are_short_and_kept_without_outputs():
-    for cell in code(lecture().cells):
-        assert len(cell.source.splitlines()) <= MOST_LINES
-        assert cell.outputs == []
-        assert cell.execution_count is None
-
-
-def test_links_lead_somewhere():
-    text = "\n".join(cell.source for cell in lecture().cells if cell.cell_type == "markdown")
-    local = [target for target in LINK.findall(text) if "://" not in target]
-    assert local
-    assert [target for target in local if not (NOTEBOOK.parent / target).exists()] == []
+def test_cells_are_short_without_outputs_and_links_lead_somewhere():
+    lectures.check_form(NOTEBOOK)
