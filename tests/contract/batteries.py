@@ -91,9 +91,13 @@ def gpt(blocks: int = 14, drop: float = 0.1, **changes: Any) -> recipes.Recipe:
     return recipes.from_namespace(namespace).changed(**changes)
 
 
-def layouts(world_size: int) -> Iterator[Layout]:
-    """Every product of degrees that makes up so many ranks, pipelines in every schedule."""
+def layouts(world_size: int, *, every_schedule: bool = True) -> Iterator[Layout]:
+    """Every product of degrees that makes up so many ranks, pipelines in every schedule.
+
+    every_schedule: False takes the schedules in turn, one more for each product.
+    """
     degrees = [n for n in range(1, world_size + 1) if world_size % n == 0]
+    turn = itertools.cycle(SCHEDULES)
     for pp, replicate, shard, tp in itertools.product(degrees, repeat=4):
         if pp * replicate * shard * tp != world_size:
             continue
@@ -101,9 +105,10 @@ def layouts(world_size: int) -> Iterator[Layout]:
         if pp == 1:
             yield Layout(**how)
             continue
-        yield Layout(**how)
-        for schedule, order in SCHEDULES.items():
-            least = order.least_microbatches(pp)
+        if every_schedule:
+            yield Layout(**how)  # one microbatch: by layers, one after another
+        for schedule in SCHEDULES if every_schedule else (next(turn),):
+            least = SCHEDULES[schedule].least_microbatches(pp)
             yield Layout(**how, schedule=schedule, microbatches=max(2, least))
 
 

@@ -29,6 +29,7 @@ import torch
 from workbench.engine import cell, checkpoint, output, source, state
 from workbench.engine import recipe as recipes
 from workbench.engine.blueprint import Plan
+from workbench.engine.export import script
 from workbench.engine.metered_group import Meter
 from workbench.engine.moves import move
 from workbench.engine.told import MOST_CHARS, told
@@ -67,7 +68,8 @@ def arrive(address: str, logs: list[str], meeting: dict) -> dict:
     """
     _here.rank = int(os.environ["WORKBENCH_RANK"])
     log_path = logs[_here.rank]
-    _here.namespace = _user_namespace()
+    # ipykernel makes the shell's namespace, in which cells run, that of `__main__`.
+    _here.namespace = vars(sys.modules["__main__"])
     output.start(_here.rank, address, log_path)
     threading.Thread(target=_way_out, name="way-out", daemon=True).start()
     join(meeting)
@@ -354,6 +356,12 @@ def switch(layout: dict) -> dict:
     }
 
 
+def export(about: dict, cell_text: str | None) -> str:
+    """The training as a plain torchrun script."""
+    blueprint, layout = _trainer().blueprint, _trainer().layout
+    return script(blueprint, layout, about, cell=cell_text, namespace=_here.namespace)
+
+
 def adopt(source_rank: int) -> int:
     """Take over the whole state of one rank, after ranks stopped at different steps."""
     trainer = _trainer()
@@ -377,12 +385,6 @@ def _way_out() -> None:
         if _here.world is not None:
             _here.broken = True
             _here.world.free()
-
-
-def _user_namespace() -> dict[str, Any]:
-    """The namespace cells run in: the shell's where the rank has one."""
-    # ipykernel makes the shell's namespace that of `__main__`.
-    return vars(sys.modules["__main__"])
 
 
 def _world() -> World:

@@ -90,6 +90,7 @@ class Spread:
             self._cut = blueprint.cut(
                 layout.num_stages, blueprint.inputs(self.padded), (self.padded,)
             )
+            self._check_sharable(self._cut)
         cuts: dict[str, TensorCut] = {}
         for stage in self.stages:
             part = self._parts[stage] = copy_of(blueprint.bones)
@@ -105,17 +106,21 @@ class Spread:
         self._tie_within_rank()
         self.held = Held(list(self._parts.values()), cuts)
 
+    def _check_sharable(self, cut: cutting.Cut) -> None:
+        """Raises LayoutError, on all ranks, for what is tied and sharded over stages of one rank."""
+        for name, stages in cut.tied.items():
+            ranks = [self.layout.rank_of_stage(stage) for stage in stages]
+            if self.layout.dp_shard > 1 and len(set(ranks)) < len(ranks):
+                raise LayoutError(
+                    f"{name} is used by two stages that {self.layout.schedule} puts on one rank, "
+                    "where it cannot be sharded. Use another schedule, or replicas."
+                )
+
     def _tie_within_rank(self) -> None:
         """Let two stages of this rank share what is tied: their gradients then add up by itself."""
         known: dict[str, nn.Parameter] = {}
         for part in self._parts.values():
             other = {p: known[n] for n, p in part.named_parameters() if n in known}
-            if other and self.layout.dp_shard > 1:
-                raise LayoutError(
-                    f"{', '.join(n for n, _ in part.named_parameters() if n in known)} is tied "
-                    f"over two stages that {self.layout.schedule} puts on one rank, which cannot "
-                    "be sharded. Use another schedule, or replicas."
-                )
             for module in part.modules():
                 for name, param in module._parameters.items():
                     if param in other:

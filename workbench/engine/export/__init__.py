@@ -27,8 +27,8 @@ __all__ = ["script"]
 FUNCTIONAL = Import("torch.nn", "functional")
 # What the header says of each axis.
 SPREADS = {
-    "pp": "Consecutive layers lie on consecutive ranks, and microbatches go through them one after\n"
-    "another ({layout.schedule}, {layout.microbatches} under way).",
+    "pp": "Consecutive layers lie on consecutive ranks, and microbatches go through them one\n"
+    "after another ({layout.schedule}, {layout.microbatches} in a step).",
     "dp": "Each replica of the model takes its share of every batch; gradients are averaged.",
     "fsdp": "Each rank keeps a shard of parameters, gradients and optimizer state, and gathers\n"
     "parameters when it needs them.",
@@ -99,7 +99,7 @@ def _put_together(case: Case, sections: Sequence[Section], imports: set[Import])
         else f"# The recipe {case.recipe.name}.",
         "",
         *own.given,
-        *([f"{case.seed('0')}  # as before the cell"] if own.draws else []),
+        *([f"{case.seed(str(case.options.seed or 0))}"] if own.draws else []),
         own.text,
     ]
     if "recipe" in own.names and case.recipe.name in own.names:

@@ -82,7 +82,13 @@ def of_cell(recipe: Recipe, text: str, namespace: Mapping[str, Any]) -> OwnText:
 
     Raises RecipeError, with their names, for what it uses of other cells.
     """
-    found = _taken_apart(text, "the cell")
+    try:
+        found = _taken_apart(text, "the cell")
+    except SyntaxError as error:
+        raise RecipeError(
+            f"Line {error.lineno} of the recipe's cell is no plain Python, such as a line that "
+            "begins with % or !. Take it out of the cell of %%dist_train to export it."
+        ) from error
     lines, imports, missing = [], set[Import](), []
     for name in _undefined(text):
         if name in GIVEN:
