@@ -1,8 +1,8 @@
 """Moving the state of a GPT between layouts, on ranks: ours, and the same bytes sent raw.
 
 Raw is what the wire and the memory take: for each pair of ranks one message of all bytes that go
-between them, posted at once, and a copy of what stays. All memory was touched before: what a first
-touch costs is the machine's.
+between them, posted at once, and a copy of what stays. Both write into memory just allocated, as
+a new layout has to.
 
 `python -m benchmarks.relayout` measures the move alone, without a training.
 """
@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from benchmarks.machine import report
+from workbench.engine import remote
 from workbench.engine.moves import Moved, move
 from workbench.engine.shards import Box
 from workbench.engine.state import Piece
@@ -81,7 +82,7 @@ def synthetic(text: str, rank: int, *, filled: bool) -> dict[str, Piece]:
             continue
         for key in (f"model/{name}", f"optim/{name}/exp_avg", f"optim/{name}/exp_avg_sq"):
             # By position, so that what arrives can be told right from wrong.
-            local = torch.zeros(box.shape).fill_(0)
+            local = torch.empty(box.shape)
             if filled:
                 _number(local, box, shape)
             found[key] = Piece(local, box.offset, shape)
@@ -116,8 +117,8 @@ def raw_s(sent_to_bytes: tuple[int, ...], copied_bytes: int) -> float:
     rows: list[Any] = [None] * size
     dist.all_gather_object(rows, sent_to_bytes)
     out = {peer: _bytes(n).fill_(1) for peer, n in enumerate(sent_to_bytes) if n}
-    into = {peer: _bytes(row[rank]).fill_(0) for peer, row in enumerate(rows) if row[rank]}
-    source, target = _bytes(copied_bytes).fill_(1), _bytes(copied_bytes).fill_(0)
+    into = {peer: _bytes(row[rank]) for peer, row in enumerate(rows) if row[rank]}
+    source, target = _bytes(copied_bytes).fill_(1), _bytes(copied_bytes)
     dist.barrier()
     began_s = time.perf_counter()
     works = [dist.irecv(buffer, peer) for peer, buffer in into.items()]
@@ -143,6 +144,33 @@ def moved_s(before: str, after: str) -> tuple[float, Moved]:
     if keys := wrong(want):
         raise RuntimeError(f"{before} to {after}: {', '.join(keys[:3])} arrived changed.")
     return slowest(took_s), moved
+
+
+class Watch:
+    """On a rank that trains: has each switch of its layout timed, from all ranks ready to moved."""
+
+    def __init__(self) -> None:
+        self.took_s = 0.0
+        self.moved: Moved | None = None
+        self._move_state = remote.move_state
+        remote.move_state = self._timed
+
+    def _timed(self, old: Any, new: Any) -> Moved:
+        dist.barrier()
+        began_s = time.perf_counter()
+        self.moved = self._move_state(old, new)
+        self.took_s = time.perf_counter() - began_s
+        return self.moved
+
+    def figures(self) -> dict[str, float]:
+        """Of the last switch: ours, the same bytes raw, how many; collective."""
+        assert self.moved is not None
+        theirs_s = raw_s(self.moved.sent_to_bytes, self.moved.copied_bytes)
+        return {
+            "ours_s": slowest(self.took_s),
+            "theirs_s": theirs_s,
+            "bytes": total(self.moved.sent_bytes),
+        }
 
 
 def slowest(took_s: float) -> float:
