@@ -107,7 +107,7 @@ class Spread:
         self.held = Held(list(self._parts.values()), cuts)
 
     def _check_sharable(self, cut: cutting.Cut) -> None:
-        """Raises LayoutError, on all ranks, for what is tied and sharded over stages of one rank."""
+        """Raises LayoutError on all ranks for what is tied over stages of a rank, and sharded."""
         for name, stages in cut.tied.items():
             ranks = [self.layout.rank_of_stage(stage) for stage in stages]
             if self.layout.dp_shard > 1 and len(set(ranks)) < len(ranks):
