@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import runs
+from workbench.driver import exports, runs
 from workbench.errors import InputError, LayoutError, WorkbenchError
 from workbench.spec.layout import Layout, parse_layout
 from workbench.spec.limits import why_not
@@ -162,6 +163,11 @@ def wanted(run: Run, strategy: str | None, ranks: int | None, options: dict[str,
     return layout_for(name, counted(ranks, there_are), **options)
 
 
+def export(run: Run, path: str | Path, *, force: bool = False) -> Path:
+    """Write recipe and layout as a plain torchrun script -> its path."""
+    return exports.write(run, path, force=force)
+
+
 def evaluate(run: Run) -> dict[str, float]:
     """The recipe's metrics now."""
     measure(run)
@@ -194,5 +200,5 @@ def check_count(name: str, value: object) -> None:
 
 VERBS = {
     verb.__name__: verb
-    for verb in (hold, pause, resume, step, stop, save, restore, switch, evaluate)
+    for verb in (hold, pause, resume, step, stop, save, restore, switch, export, evaluate)
 }

@@ -82,9 +82,7 @@ class Run:
         self.state = "running" if running and self.goal else "paused"
         for note in self.about["notes"]:
             self.tell("warning", note)
-        self.tell(
-            "info", f"{self.name}: {self.about['parameters']:,} parameters, {self.layout}"
-        )
+        self.tell("info", f"{self.name}: {self.about['parameters']:,} parameters, {self.layout}")
         self._thread.start()
 
     def lay_out(self, layout: Layout, replies: list[dict[str, Any]]) -> None:
@@ -172,6 +170,10 @@ class Run:
         strategy: a name with its options (spec/strategy.py), or a text such as `pp2 dp2, 1f1b x8`.
         """
         return self._result("switch", strategy=strategy, ranks=ranks, **options)
+
+    def export(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write recipe and layout as a plain torchrun script -> its path; force: overwrite."""
+        return self._result("export", path=path, force=force)
 
     def evaluate(self) -> dict[str, float]:
         """The recipe's metrics now."""

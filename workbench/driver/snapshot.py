@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 # What may be asked of a run in which state.
 ALLOWED = {
-    "running": ("pause", "step", "save", "restore", "switch", "stop"),
-    "paused": ("resume", "step", "save", "restore", "switch", "stop", "evaluate"),
-    "finished": ("resume", "step", "save", "restore", "switch", "evaluate"),
-    "stopped": ("resume", "step", "save", "restore", "switch", "evaluate"),
-    "failed": ("resume", "step", "save", "restore", "switch", "stop", "evaluate"),
+    "running": ("pause", "step", "save", "restore", "switch", "export", "stop"),
+    "paused": ("resume", "step", "save", "restore", "switch", "export", "stop", "evaluate"),
+    "finished": ("resume", "step", "save", "restore", "switch", "export", "evaluate"),
+    "stopped": ("resume", "step", "save", "restore", "switch", "export", "evaluate"),
+    "failed": ("resume", "step", "save", "restore", "switch", "export", "stop", "evaluate"),
 }
 
 

@@ -85,7 +85,8 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     except BaseException:
         _remove(folder)
         raise
-    before, run = engines.run, Run(engines, built[0], chosen, folder, layout)
+    about = {**built[0], "cell": cell}
+    before, run = engines.run, Run(engines, about, chosen, folder, layout)
     engines.run = run
     run.lay_out(layout, built)
     run.begin(running=False)

@@ -101,7 +101,7 @@ def of_cell(recipe: Recipe, text: str, namespace: Mapping[str, Any]) -> OwnText:
         elif (made := _importable(name, namespace[name])) is not None:
             imports.add(made)
         elif isinstance(namespace[name], PLAIN):
-            lines.append(f"{name} = {namespace[name]!r}  # of another cell")
+            lines.append(f"{name} = {namespace[name]!r}  # from another cell")
         else:
             missing.append(name)
     if missing:

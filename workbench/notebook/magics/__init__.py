@@ -19,8 +19,9 @@ class Commands(Magics):
 def all_commands() -> tuple[type[Commands], ...]:
     """The classes to register."""
     from workbench.notebook.magics.engines import EngineMagics
+    from workbench.notebook.magics.export import ExportMagics
     from workbench.notebook.magics.on_ranks import CellMagics
     from workbench.notebook.magics.run import RunMagics
     from workbench.notebook.magics.train import TrainMagics
 
-    return EngineMagics, TrainMagics, RunMagics, CellMagics
+    return EngineMagics, TrainMagics, RunMagics, ExportMagics, CellMagics
