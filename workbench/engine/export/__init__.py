@@ -163,7 +163,7 @@ def _is_functional(one: Import) -> bool:
 
 def _check_names(own: OwnText, imports: set[Import]) -> None:
     """Raises RecipeError when the recipe calls something else by a name that the script needs."""
-    theirs = {one.bound: one for one in own.imports}
+    theirs = {one.bound: one for one in own.imports | own.late}
     for one in sorted(imports - own.imports):
         other = theirs.get(one.bound)
         same_package = other is not None and not (one.module or other.module or one.alias)

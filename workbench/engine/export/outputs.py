@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from workbench.engine.export.calls import quoted
 from workbench.engine.nest import Made, Ref, State, filler, template, tensors
+from workbench.engine.probe import probed
 from workbench.engine.replay import StagePlan
 from workbench.engine.skeleton import fake_like, faked
 from workbench.engine.tape import Node
@@ -65,12 +66,9 @@ class Outputs:
         try:
             result = call(*args, **kwargs)
         except Exception as error:
-            # A unit that looks at values: what it returns was seen with made-up ones, its form not.
-            raise LayoutError(
-                f"{node.unit or 'A function'} does not run without values "
-                f"({type(error).__name__}), so that its stage cannot be written as code. "
-                "Export it under data parallelism."
-            ) from error
+            if node.function is not None:
+                raise
+            result = _made_up(node.unit, call, (args, kwargs), error)
         outs = iter(node.outs)
         self._forms[id(node)] = template(result, lambda _: Ref(next(outs)))
         for slot, tensor in zip(node.outs, tensors(result), strict=True):
@@ -90,6 +88,17 @@ class Outputs:
             return (f"{parts[0]}," if len(parts) == 1 else ", ".join(parts)), []
         steps = dict(_steps(form, "result"))
         return "result", [f"{name} = {steps[slot]}" for slot, name in names.items()]
+
+
+def _made_up(name: str, unit: Any, arguments: tuple[list, dict], error: Exception) -> Any:
+    """What a unit that looks at values returns for made-up ones."""
+    try:
+        return probed(unit, unit, tuple(arguments[0]), arguments[1])[0]
+    except Exception:  # noqa: BLE001 - the user's unit may raise anything
+        raise LayoutError(
+            f"{name} does not run without values ({type(error).__name__}), so that its stage "
+            "cannot be written as code. Export it under data parallelism."
+        ) from error
 
 
 def _is_flat(form: Sequence[Any]) -> bool:

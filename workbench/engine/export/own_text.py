@@ -40,6 +40,7 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 @dataclass(frozen=True)
 class OwnText:
     """imports, and the text without them; given: lines it needs before it. names: what it binds.
+    late: imports that stay in the text.
 
     draws: whether running it may draw random numbers. model, source, loss, lr: expressions, "" for
     what there is none of; optimizer: one with {} for the parameters.
@@ -49,6 +50,7 @@ class OwnText:
     given: tuple[str, ...]
     text: str
     names: frozenset[str]
+    late: frozenset[Import] = frozenset()
     draws: bool = False
     model: str = ""
     source: str = ""
@@ -60,7 +62,7 @@ class OwnText:
     def uses_only_torch(self) -> bool:
         """Whether no other library could draw from Python's or NumPy's random numbers."""
         safe = {"torch", "__future__", "dataclasses", "functools", "math", "typing", "collections"}
-        return {found.package for found in self.imports} <= safe
+        return {found.package for found in self.imports | self.late} <= safe
 
 
 def of_builtin(recipe: Recipe) -> OwnText:
@@ -124,29 +126,35 @@ def of_cell(recipe: Recipe, text: str, namespace: Mapping[str, Any]) -> OwnText:
 
 
 def _taken_apart(text: str, what: str) -> OwnText:
-    """The leading imports, the docstring as comments, and the rest as it is."""
+    """The imports, the docstring as comments, and the rest as it is.
+
+    Imports after something that is called stay where they are: the call may be there for them.
+    """
     tree = ast.parse(text)
     lines = text.splitlines()
     imports: set[Import] = set()
+    late: set[Import] = set()
     gone: set[int] = set()
     comments: list[str] = []
-    body = list(tree.body)
     if doc := ast.get_docstring(tree):
         comments = [f"# {line}".rstrip() for line in doc.splitlines()]
-        gone.update(range(body[0].lineno, (body[0].end_lineno or 0) + 1))
-        del body[0]
-    for node in body:
-        is_shared = any(o is not node and o.lineno == node.end_lineno for o in body)
-        if not isinstance(node, (ast.Import, ast.ImportFrom)) or is_shared:
-            break
+        first = tree.body.pop(0)
+        gone.update(range(first.lineno, (first.end_lineno or 0) + 1))
+    for place, node in enumerate(tree.body):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
         if isinstance(node, ast.ImportFrom) and node.level:
             raise RecipeError(f"{what.capitalize()} imports from its own folder: .{node.module}.")
+        shares = any(o is not node and o.lineno == node.end_lineno for o in tree.body)
+        if shares or any(map(_may_draw, tree.body[:place])):
+            late |= imports_of(node)
+            continue
         imports |= imports_of(node)
         gone.update(range(node.lineno, (node.end_lineno or 0) + 1))
     rest = "\n".join(line for number, line in enumerate(lines, 1) if number not in gone).strip("\n")
     whole = "\n".join([*comments, "", rest] if comments else [rest]).strip("\n")
     names = {one.bound for one in imports} | _bound(compile(text, "<recipe>", "exec"))
-    return OwnText(frozenset(imports), (), whole, frozenset(names))
+    return OwnText(frozenset(imports), (), whole, frozenset(names), frozenset(late))
 
 
 def _with_parts(found: OwnText, recipe: Recipe, kinds: Mapping[str, type]) -> OwnText:

@@ -101,13 +101,12 @@ class Pipeline:
         lines.append(")")
         if self.tied:
             lines.append(
-                "# Parameters that several stages use: the rank in the pipeline, the name there."
+                "# Parameters that several ranks hold: the name on each rank of the pipeline."
             )
-            lines.append("TIED = (")
-            for names in self.tied:
-                inside = ", ".join(f'{rank}: "{name}"' for rank, name in names.items())
-                lines.append(f"    {{{inside}}},")
-            lines.append(")")
+            pairs = (
+                ", ".join(f'{rank}: "{n}"' for rank, n in names.items()) for names in self.tied
+            )
+            lines.append(f"TIED = [{', '.join(f'{{{inside}}}' for inside in pairs)}]")
         found = Section(lines)
         found.needs("import torch")
         return found

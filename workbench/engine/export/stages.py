@@ -137,9 +137,10 @@ class _Forward:
         before = dict(self.code)
         for each in waiting:
             self.code[each.outs[0]] = self._expression(writer, each)
-        length = len(self._expression(writer, line).text)
+        is_run = len(line.nodes) > 1
+        code = writer.value(line.node.args[0]) if is_run else self._expression(writer, line)
         self.code = before
-        return length <= LONG
+        return len(code.text) <= LONG
 
     def _expression(self, writer: Writer, line: Line) -> Code:
         node = line.node

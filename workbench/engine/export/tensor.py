@@ -227,24 +227,29 @@ def clip(case: Case, is_tied: bool) -> Section:
         f"def clip(part, mesh{', tied' if is_tied else ''}):",
         '    """Scale the gradients so that their norm, over all ranks, is at most CLIP."""',
     ]
-    copies = ""
+    copies = []
     if layout.tp > 1:
-        copies = f" / (1 if id(param) in cut else {layout.tp})"
+        whole = f"1 if id(param) in cut else {layout.tp}"
+        copies.append(f"({whole})" if is_tied else whole)
         lines += [
             "    cut = set()  # of which each rank has a part; the rest is the same on all of them",
             "    for layer in part.modules():",
             '        cut.update(id(getattr(layer, name)) for name in getattr(layer, "cut", ()))',
         ]
     if is_tied:
-        copies += " / holders.get(id(param), 1)"
+        copies.append("holders.get(id(param), 1)")
         lines.append("    holders = {id(param): group.size() for param, group in tied}")
     local = ".to_local()" if layout.dp_shard > 1 else ""
     lines += [
         "    params = [param for param in part.parameters() if param.grad is not None]",
         "    squares = torch.zeros((), device=DEVICE)",
         "    for param in params:",
-        f"        squares += param.grad{local}.square().sum(){copies}",
     ]
+    if copies:
+        lines.append(f"        copies = {' * '.join(copies)}  # ranks that hold the same")
+    lines.append(
+        f"        squares += param.grad{local}.square().sum(){' / copies' if copies else ''}"
+    )
     for axis in case.axes:
         if axis != "dp":
             lines.append(f'    dist.all_reduce(squares, group=mesh.get_group("{axis}"))')
