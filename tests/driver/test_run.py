@@ -273,3 +273,13 @@ def test_a_switch_to_fewer_ranks_leaves_the_others_waiting(paused):
     assert mark["moved_bytes"] > 0
     paused.switch("data")
     assert set(paused.evaluate()) == {"accuracy"}
+
+
+def test_a_sharded_training_that_was_measured_can_be_switched(clusters, tmp_path):
+    run = clusters(2).train("pytext", steps=1, batch=4, shard=True, directory=tmp_path)
+    assert run.wait(60)["metrics"]
+    run.switch("pipeline", microbatches=2)
+    before = run.evaluate()
+    run.switch("data")
+    run.metrics_step = None
+    assert run.evaluate() == pytest.approx(before, rel=1e-5)

@@ -16,7 +16,7 @@ from workbench.driver import exports, runs
 from workbench.errors import InputError, LayoutError, WorkbenchError
 from workbench.spec.layout import Layout, parse_layout
 from workbench.spec.limits import why_not
-from workbench.spec.strategy import STRATEGIES, layout_for, strategy_of
+from workbench.spec.strategy import STRATEGIES, layout_for, short_name, strategy_of
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
@@ -133,20 +133,20 @@ def switch(
     run.marks.append(
         {
             "step": run.step_now,
-            "label": name,
+            "label": short_name(layout),
             "layout": str(layout),
             "took_s": took_s,
             "moved_bytes": moved_bytes,
         }
     )
+    for note in replies[0]["notes"]:
+        if note not in run.about["notes"]:
+            run.tell("warning", note)
     run.tell(
         "switch",
         f"{name} ({layout}) from step {run.step_now:,} on, in {1e3 * took_s:.0f} ms, "
         f"{moved_bytes / 1e6:.1f} MB moved between ranks",
     )
-    for note in replies[0]["notes"]:
-        if note not in run.about["notes"]:
-            run.tell("warning", note)
     return run.step_now
 
 

@@ -21,6 +21,7 @@ from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
 from workbench.errors import RunError, WorkbenchError
+from workbench.spec.choices import choices
 from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits
 from workbench.spec.near import unknown
@@ -53,6 +54,7 @@ class Run:
         self.layout = layout
         self.stages: list[dict[str, Any]] = []
         self.held: list[float] = []
+        self.choices: list[dict[str, Any]] = []
         self.options = options
         self.directory = directory
         self.name = directory.name
@@ -90,6 +92,7 @@ class Run:
         self.layout = layout
         self.stages = replies[0]["stages"]
         self.held = [reply["held"] for reply in replies]
+        self.choices = choices(self.limits, self.engines.num_ranks, layout)
         self.feeder.ranks = range(layout.world_size)
         self.feeder.reset(self.step_now)
         self.history.recent = []
@@ -376,8 +379,7 @@ class Run:
 
     def set_state(self, state: str, message: str = "") -> None:
         """Enter a state; whoever waits for one is told."""
-        self.state = state
-        self.message = message
+        self.state, self.message = state, message
         self._bump()
 
     def _wait_word(self, word: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.spec.choices import choices
 from workbench.spec.strategy import strategy_of
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "layout": str(run.layout),
         "stages": run.stages,
         "places": places(run),
-        "choices": choices(run.limits, run.engines.num_ranks, run.layout),
+        "choices": run.choices,
         "precision": run.options.precision,
         "batch": run.about["batch"],
         "lossy": "bf16 autocast" if run.options.precision == "bf16" else "",

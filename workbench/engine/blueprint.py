@@ -14,9 +14,12 @@ import torch
 from torch import nn
 
 from workbench.engine import dropout, state, tensor_plan
-from workbench.engine.cut import Cut, cut, unit_names
+from workbench.engine.cut import Cut, cut_tape, unit_names
 from workbench.engine.recipe import Recipe
+from workbench.engine.recorder import record
 from workbench.engine.skeleton import fake_like, faked, skeleton
+from workbench.engine.tape import Tape
+from workbench.engine.world import World
 from workbench.errors import LayoutError, RecipeError
 from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits, why_not
@@ -45,6 +48,7 @@ class Blueprint:
         # By name, since a stage has only some of the parameters of a group.
         self.groups = state.group_names(self.bones, whole)
         self.optimizer_kind = type(whole).__name__
+        self._tapes: dict[tuple, Tape] = {}
         self._cuts: dict[tuple, Cut] = {}
 
     @property
@@ -64,29 +68,43 @@ class Blueprint:
         Raises LayoutError where it cannot be cut.
         """
         count = min(2, self.plan.recipe.batch)
-        first = (num_stages, True, count)
+        name, first = type(self.bones).__name__, (num_stages, True, count)
         if first not in self._cuts:
-            self._cuts[first] = self._new_cut(num_stages, self.inputs(count), like=None)
+            tape = self._tape((True, count), self.inputs(count))
+            self._cuts[first] = cut_tape(tape, name, num_stages)
         full_key = (num_stages, training, *key)
         if full_key not in self._cuts:
-            like = self._cuts[first]
-            made = self._new_cut(num_stages, inputs, training=training, like=like)
-            self._cuts[full_key] = made
+            tape = self._tape((training, *key), inputs)
+            self._cuts[full_key] = cut_tape(tape, name, num_stages, like=self._cuts[first])
         return self._cuts[full_key]
 
-    def _new_cut(
-        self, num_stages: int, inputs: Any, *, like: Cut | None, training: bool = True
-    ) -> Cut:
-        return cut(
-            self.bones,
-            inputs,
-            num_stages,
-            device=self.device,
-            training=training,
-            precision_dtype=self.precision_dtype if training else None,
-            stages=self.plan.recipe.stages,
-            like=like,
-        )
+    def _tape(self, key: tuple, inputs: Any) -> Tape:
+        """The forward for inputs of these shapes, recorded once however often it is cut."""
+        if key not in self._tapes:
+            training = key[0]
+            self._tapes[key] = record(
+                self.bones,
+                inputs,
+                device=self.device,
+                training=training,
+                precision_dtype=self.precision_dtype if training else None,
+                stages=self.plan.recipe.stages,
+            )
+        return self._tapes[key]
+
+    def share(self, world: World) -> None:
+        """Let all ranks know what rank 0 finds of the model; collective."""
+        known: list[Any] = [None]
+        if world.rank == 0:
+            can_tp = not self.limits.tp_why
+            known = [
+                (self.limits, self.tensor_plan, self.dropout_shapes) if can_tp else self.limits
+            ]
+        torch.distributed.broadcast_object_list(known, 0, device=self.device)
+        if isinstance(known[0], Limits):
+            self.limits = known[0]
+        else:
+            self.limits, self.tensor_plan, self.dropout_shapes = known[0]
 
     @functools.cached_property
     def tensor_plan(self) -> tensor_plan.TensorPlan:
@@ -142,10 +160,7 @@ class Blueprint:
 
     def check(self, layout: Layout, ranks: int) -> None:
         """Raises LayoutError for a layout that the model, its batch or the ranks do not allow."""
-        is_cut = layout.pp * layout.tp > 1
-        # Looking for cuts takes a moment, which data parallelism need not wait for.
-        limits = self.limits if is_cut else self._batch_limits()
-        if why := why_not(layout, limits, ranks):
+        if why := why_not(layout, self.limits, ranks):
             raise LayoutError(why)
 
     def _batch_limits(self) -> Limits:

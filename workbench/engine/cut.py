@@ -23,7 +23,7 @@ from workbench.engine.tape import Tape
 from workbench.engine.units import Stages, unit_names
 from workbench.errors import LayoutError
 
-__all__ = ["Cut", "StagePlan", "balance", "cut", "install", "keep", "run", "unit_names"]
+__all__ = ["Cut", "StagePlan", "balance", "cut", "cut_tape", "install", "keep", "run", "unit_names"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ def cut(  # noqa: PLR0913 - all of how a model is called decides its tape
         precision_dtype=precision_dtype,
         stages=stages,
     )
+    return cut_tape(tape, type(bones).__name__, num_stages, like=like)
+
+
+def cut_tape(tape: Tape, name: str, num_stages: int, *, like: Cut | None = None) -> Cut:
+    """What `cut` does, of a forward already recorded; name: of the model, for what is refused."""
     flow = Flow(tape)
     places = flow.places()
     if like is None:
@@ -70,7 +75,7 @@ def cut(  # noqa: PLR0913 - all of how a model is called decides its tape
         chosen = [place for place in places if (place.unit, place.nth) in starts]
         if len(chosen) + 1 != len(like.stages):
             raise LayoutError(
-                f"{type(bones).__name__} calls other parts for other inputs, so that its stages "
+                f"{name} calls other parts for other inputs, so that its stages "
                 "do not stay the same. Give all batches one shape, or use data parallelism."
             )
     return _cut_at(flow, chosen)

@@ -58,8 +58,7 @@ def take(
     keys are the same for a fresh training and one under way. Tied parameters come once.
     """
     held = held_of(model)
-    for part in held.parts:
-        _reshard(part)
+    reshard(held)
     pieces = {}
     for name, param in held.named_parameters():
         pieces[f"model/{name}"] = _cut_piece(held, name, param)
@@ -222,12 +221,15 @@ def short(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _reshard(model: nn.Module) -> None:
-    # After a forward pass without a backward one (an evaluation) FSDP2 leaves the root's
-    # parameters whole, and they are not the ones the optimizer knows.
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+def reshard(held: Held) -> None:
+    """Have the parameters that the optimizer knows in their places.
+
+    After a forward pass without a backward one (an evaluation) FSDP2 leaves the root's whole.
+    """
+    for part in held.parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def held_of(model: Held | nn.Module) -> Held:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from workbench.engine import state
 from workbench.engine.axes import dp_replicate
@@ -244,8 +245,7 @@ class Trainer:
             with seeded(recipe.seed), torch.no_grad():
                 return recipe.evaluate(self.spread.whole(self._ready()))
         finally:
-            for part in self.held.parts:
-                part.train()
+            state.reshard(self.held)
 
     def num_parameters(self) -> int:
         """Parameters of the whole model."""
@@ -261,6 +261,7 @@ def first_trainer(plan: Plan, layout: Layout, world: World) -> Trainer:
         model = plan.recipe.model()
     blueprint = Blueprint(plan, model, world.device)
     _check_same(blueprint, world)
+    blueprint.share(world)
     blueprint.check(layout, world.size)
     trainer = Trainer(blueprint, layout, world)
     state.fill(trainer.held, model)
@@ -292,6 +293,7 @@ def move_state(old: Trainer, new: Trainer) -> Moved:
         known |= found
     make_slots(new.held, new.optimizer, known)
     have = state.take(old.held, old.optimizer, create=False)
+    _take_over(have, new)
     want = state.take(new.held, new.optimizer, create=False)
     moved = move(have, want)
     state.put_numbers(new.held, new.optimizer, want)
@@ -300,6 +302,28 @@ def move_state(old: Trainer, new: Trainer) -> Moved:
     # Rank 0 is never idle; one that was has not counted.
     _, new.step, new.samples = every[0]
     return moved
+
+
+def _take_over(have: dict[str, state.Piece], new: Trainer) -> None:
+    """What lies alike in both layouts is not copied: the new one gets the old one's memory."""
+    for name, param in new.held.named_parameters():
+        if isinstance(param, DTensor):
+            continue  # FSDP keeps its own memory
+        box = new.held.local(name, param)[1]
+        kept = have.get(f"model/{name}")
+        if kept is None or kept.box != box or not _is_own(kept.local):
+            continue
+        param.data = kept.local
+        slots_of = new.optimizer.state.get(param, {})
+        for key, value in slots_of.items():
+            kept = have.get(f"optim/{name}/{key}")
+            if isinstance(value, Tensor) and kept is not None and _is_own(kept.local):
+                slots_of[key] = kept.local if kept.local.shape == value.shape else value
+
+
+def _is_own(tensor: Tensor) -> bool:
+    """Whether it is all of its memory: a view would keep the rest of it."""
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def _optimizer(blueprint: Blueprint, spread: Spread) -> torch.optim.Optimizer:

@@ -101,6 +101,11 @@ def line(run: Run) -> str:
     return repr(run).removeprefix("<Run ").removesuffix(">")
 
 
+def switched(run: Run) -> str:
+    """One line on a switch: `digits-3: pipeline (pp4, 1f1b x8) from step 12 on, in 210 ms, ...`."""
+    return f"{run.name}: {run.events[-1]['text']}"
+
+
 def status(engines: Engines, *, verbose: bool = False) -> Table:
     """`engines.status()` as a table, with a line on the run."""
     rows = engines.status()

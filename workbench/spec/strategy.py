@@ -133,3 +133,11 @@ def strategy_of(layout: Layout) -> str:
     if layout.pp > 1:
         return "model" if layout.microbatches == 1 else "pipeline"
     return "model" if layout.tp > 1 else "data" if layout.dp > 1 else "none"
+
+
+def short_name(layout: Layout) -> str:
+    """One word for a mark in a curve; it tells layers from tensors, and shards from replicas."""
+    name = strategy_of(layout)
+    if name == "model":
+        return "layers" if layout.pp > 1 else "tensor"
+    return "shards" if name == "data" and layout.dp_shard > 1 else name

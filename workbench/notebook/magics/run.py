@@ -121,7 +121,7 @@ class RunMagics(Commands):
         run = current.run()
         how = {name: getattr(options, name) for name in ("ranks", *LAYOUT_OPTIONS)}
         run.switch(" ".join(options.strategy) or None, **how)
-        return self._told(run, options)
+        return self.shown.say(run, show.switched(run), silent=options.silent)
 
     @magic_arguments()
     @argument(
