@@ -30,7 +30,7 @@ RANKS ?= 4
 T ?= tests
 ROOT_MAY := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: help install lab demo test lint bench clean
+.PHONY: battery help install lab demo test lint bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -65,6 +65,9 @@ lint: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest -q $(T)
+
+battery: $(READY)
+	$(BIN)/python -m pytest -q -m long $(T)
 
 bench: $(READY)
 	@[ -f "benchmarks/$(B).py" ] || { echo "make bench B=NAME, one of:" \

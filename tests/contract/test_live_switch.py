@@ -77,7 +77,7 @@ def _pairs(rank, store, size, clip):
     return told, len(way)
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("clip", [pytest.param(None, marks=pytest.mark.long), 0.5])
 def test_every_ordered_pair_of_layouts_goes_on_with_the_same_gradients(clip):
     told, num_steps = on_ranks(4, _pairs, 4, clip)[0]
     assert told == []

@@ -155,7 +155,6 @@ class Blueprint:
             tensor=dict(tensor),
             tp_why=tp_why,
             both_why=both_why,
-            tied=sorted(set(state.tied(self.bones).values())),
         )
 
     def check(self, layout: Layout, ranks: int) -> None:

@@ -17,8 +17,7 @@ from workbench.spec.layout import Layout
 class Limits:
     """units: names of the parts with parameters that stages are made of, in order; pp_why: why
     there is no cutting at all. tensor: what a tensor-parallel degree must divide, by its name;
-    tp_why: why there is none. both_why: why not together with a pipeline. tied: parameters that
-    more than one unit uses.
+    tp_why: why there is none. both_why: why not together with a pipeline.
     """
 
     batch: int
@@ -28,7 +27,6 @@ class Limits:
     tensor: dict[str, int] = field(default_factory=dict)
     tp_why: str = ""
     both_why: str = ""
-    tied: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the wire."""
@@ -53,11 +51,10 @@ def _pp_why(layout: Layout, limits: Limits) -> str:
         part = f"{units} part{'' if units == 1 else 's'} with parameters ({_some(limits.units)})"
         use = f"Use pp <= {most}" if most > 1 else "Use data parallelism"
         return f"{layout} needs {stages} stages, and the model has {part}. {use}."
-    if layout.order.is_v and layout.dp_shard > 1 and limits.tied:
+    if layout.order.splits and layout.dp_shard > 1:
         return (
-            f"{_some(limits.tied)} is used by the first and the last stages, which "
-            f"{layout.schedule} puts on one rank, where they cannot be sharded. "
-            "Use another schedule, or replicas."
+            f"{layout.schedule} computes gradients of weights apart from the rest, where sharding "
+            "(FSDP2) misses some. Use another schedule, or replicas."
         )
     why = layout.order.why_not(layout.pp, layout.microbatches)
     return f"{layout.schedule} x{layout.microbatches} {why}." if why else ""

@@ -19,7 +19,8 @@ class Schedule:
 
     is_v: the second stage of a rank lies as far from the end as the first from the beginning, so
     the first rank holds the last stage too. least: the fewest microbatches a pipeline of n ranks
-    needs. in_rounds: the microbatches come in whole rounds of n.
+    needs. in_rounds: the microbatches come in whole rounds of n. splits: gradients of weights are
+    computed apart from those of inputs, to fill the bubble with them.
     """
 
     torch_name: str
@@ -27,6 +28,7 @@ class Schedule:
     is_v: bool = False
     least: str = "1"
     in_rounds: bool = False
+    splits: bool = False
 
     def least_microbatches(self, ranks: int) -> int:
         """The fewest microbatches that this schedule can run on so many pipeline ranks."""
@@ -55,7 +57,7 @@ SCHEDULES = {
     "1f1b": Schedule("1F1B", least="n"),
     "interleaved": Schedule("Interleaved1F1B", 2, in_rounds=True, least="n"),
     "looped-bfs": Schedule("LoopedBFS", 2),
-    "zero-bubble": Schedule("InterleavedZeroBubble", 2, in_rounds=True, least="n"),
-    "zbv": Schedule("ZBVZeroBubble", 2, is_v=True, least="n"),
-    "dualpipev": Schedule("DualPipeV", 2, is_v=True, least="2n"),
+    "zero-bubble": Schedule("InterleavedZeroBubble", 2, in_rounds=True, least="n", splits=True),
+    "zbv": Schedule("ZBVZeroBubble", 2, is_v=True, least="n", splits=True),
+    "dualpipev": Schedule("DualPipeV", 2, is_v=True, least="2n", splits=True),
 }

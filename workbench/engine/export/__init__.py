@@ -58,12 +58,14 @@ def script(
     case = Case(About(**about), own, blueprint, layout, unused, draws)
     _check_groups(case)
     functional = next((i.bound for i in own.imports if _is_functional(i)), "")
+    space = vars(own_text.module_of(recipe)) if cell is None else namespace or {}
     writer = Writer(
         lambda _: Code(""),
         lambda _: None,
         own.names,
         blueprint.device.type,
         functional or "functional",
+        {name: space[name] for name in own.names if name in space},
     )
     pipeline = Pipeline.of(case, writer) if case.layout.pp > 1 else None
     sections = list(_sections(case, pipeline, writer))
@@ -177,11 +179,11 @@ def _check_names(own: OwnText, imports: set[Import]) -> None:
 def _check_groups(case: Case) -> None:
     """Raises RecipeError when a stage's parameters alone would fall into other groups."""
     groups = case.blueprint.groups
-    if case.layout.pp == 1 or len(groups) == 1:
+    params = dict(case.bones.named_parameters())
+    if case.layout.pp == 1 or (len(groups) == 1 and len(groups[0]) == len(params)):
         return
     count = case.micro_size
     cut = case.blueprint.cut(case.layout.num_stages, case.blueprint.inputs(count), (count,))
-    params = dict(case.bones.named_parameters())
     names = {id(param): name for name, param in params.items()}
     for plan in cut.stages:
         own = [name for name in params if name in plan.params]

@@ -7,8 +7,8 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -62,8 +62,8 @@ class Writer:
     """Values and calls to code. tensor: what stands for a Ref or State. names: what the recipe's
     text binds, by which its own classes are called. functional: what torch.nn.functional is called.
 
-    constant: what stands for a tensor that is neither parameter nor buffer, None for nothing.
-    imports: what the code needs.
+    known: values by names of the recipe's text. constant: what stands for a tensor that is neither
+    parameter nor buffer, None for nothing. imports: what the code needs.
     """
 
     tensor: Callable[[Ref | State], Code]
@@ -71,6 +71,7 @@ class Writer:
     names: frozenset[str]
     device_type: str
     functional: str = "functional"
+    known: Mapping[str, Any] = field(default_factory=dict)
     imports: set[Import] = field(default_factory=set)
 
     def value(self, value: Any) -> Code:
@@ -86,7 +87,9 @@ class Writer:
 
     def _nested(self, value: Any) -> str:
         if isinstance(value, Made):
-            inside = ", ".join(f"{key}={self.value(v).text}" for key, v in value.fields.items())
+            defaults = {part.name: part.default for part in fields(value.kind)}
+            given = {k: v for k, v in value.fields.items() if v is not None or defaults[k] is not v}
+            inside = ", ".join(f"{key}={self.value(v).text}" for key, v in given.items())
             return f"{self._named(value.kind)}({inside})"
         if isinstance(value, dict):
             inside = ", ".join(f"{quoted(k)}: {self.value(v).text}" for k, v in value.items())
@@ -115,7 +118,8 @@ class Writer:
         raise LayoutError(_no_form(f"a {type(value).__name__}"))
 
     def _tensor(self, value: Tensor) -> str:
-        found = self.constant(value)
+        found = next((name for name, other in self.known.items() if other is value), None)
+        found = found or self.constant(value)
         if found is None and value.numel() <= SMALL and type(value) is Tensor:
             listed = self.value(value.tolist()).text
             return f"torch.tensor({listed}, dtype={value.dtype}, device=DEVICE)"

@@ -12,14 +12,15 @@ from torch import nn
 from workbench.engine.export.outputs import Outputs
 from workbench.engine.nest import Made, Ref
 from workbench.engine.replay import StagePlan, Wiring
-from workbench.engine.tape import Node
+from workbench.engine.tape import INPUT, Node
 
 
 @dataclass
 class Line:
     """One statement. nodes: one, or layers called one after another. reads: slots, and how often.
 
-    inside: lines that are written into this one.
+    inside: lines that are written into this one. rest: of a run of layers, what each is given
+    besides the output of the one before.
     """
 
     nodes: list[Node]
@@ -32,21 +33,31 @@ class Line:
         """The first one."""
         return self.nodes[0]
 
+    @property
+    def rest(self) -> Counter:
+        """The slots of all arguments but the first one."""
+        return _slots((self.node.args[1:], self.node.kwargs))
+
 
 def lines_of(plan: StagePlan, bones: nn.Module) -> list[Line]:
     """The calls of a stage in order, with runs of layers in one line."""
     uses: Counter = Counter()
     for node in plan.nodes:
-        uses.update(reads(node))
+        uses.update(_slots((node.args, node.kwargs)))
     lines: list[Line] = []
+    known = {INPUT, *plan.wiring.inputs, *plan.wiring.takes}
     for node in plan.nodes:
+        # What gives back what it was given, and writes nothing, does nothing: `x.to(device)`.
+        if node.outs and known.issuperset(node.outs) and not node.mutates:
+            continue
+        known.update(node.outs)
         last = lines[-1] if lines else None
         is_next = last is not None and _follows(last.nodes[-1], node, bones)
         if last and is_next and uses[last.outs[0]] == 1 and last.outs[0] not in plan.wiring.kept:
             last.nodes.append(node)
             last.outs = node.outs
         else:
-            lines.append(Line([node], reads(node), node.outs))
+            lines.append(Line([node], _slots((node.args, node.kwargs)), node.outs))
     return lines
 
 
@@ -62,7 +73,8 @@ def groups(
     left = list(lines)
     while left:
         line = left.pop()
-        needed = Counter(line.reads)
+        # In a loop it would be computed again each time.
+        needed = Counter(line.reads) if len(line.nodes) == 1 else line.reads - line.rest
         while left and _may_be_inside(left[-1], line, outputs):
             (slot,) = left[-1].outs
             if not (needed[slot] == uses[slot] == 1) or slot in kept:
@@ -96,8 +108,8 @@ def _follows(before: Node, node: Node, bones: nn.Module) -> bool:
     return rest[0] == rest[1] and (is_alone or kind is nn.ModuleList) and bool(before.args)
 
 
-def reads(node: Node) -> Counter:
-    """The slots of a call's arguments, and how often each stands there."""
+def _slots(arguments: Any) -> Counter:
+    """The slots in arguments, and how often each stands there."""
     found: Counter = Counter()
 
     def look(value: Any) -> None:
@@ -113,5 +125,5 @@ def reads(node: Node) -> Counter:
         elif isinstance(value, Made):
             look(value.fields)
 
-    look((node.args, node.kwargs))
+    look(arguments)
     return found

@@ -65,10 +65,14 @@ class OwnText:
         return {found.package for found in self.imports | self.late} <= safe
 
 
+def module_of(recipe: Recipe) -> ModuleType:
+    """The file of a built-in recipe."""
+    return importlib.import_module(f"{FOLDER}.{recipe.name}")
+
+
 def of_builtin(recipe: Recipe) -> OwnText:
     """The text of a file of workbench/recipes, which must need nothing else of this package."""
-    module = importlib.import_module(f"{FOLDER}.{recipe.name}")
-    text = inspect.getsource(module)
+    text = inspect.getsource(module_of(recipe))
     found = _taken_apart(text, f"the recipe {recipe.name}")
     ours = [one for one in found.imports if one.package == "workbench"]
     for one in ours:

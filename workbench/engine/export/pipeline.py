@@ -12,6 +12,7 @@ from workbench.engine.cut import Cut
 from workbench.engine.export import stages
 from workbench.engine.export.calls import Writer
 from workbench.engine.export.case import Case, Section, listed
+from workbench.engine.export.layout import wrapped
 from workbench.engine.export.outputs import Outputs, access
 from workbench.engine.export.stages import StageText
 from workbench.engine.nest import Ref, tensors
@@ -93,11 +94,7 @@ class Pipeline:
             for meta, tensor in zip(metas, found, strict=True):
                 meta.requires_grad_(tensor.requires_grad)
             codes = [stages.like(meta) for meta in metas]
-            line = f"    {listed(codes)},"
-            if len(line) <= 100:
-                lines.append(line)
-            else:
-                lines += ["    (", *(f"        {code}," for code in codes), "    ),"]
+            lines.append(wrapped(f"    {listed(codes)}") + ",")
         lines.append(")")
         if self.tied:
             lines.append(
@@ -115,7 +112,7 @@ class Pipeline:
         parts = "MICROBATCHES"
         if case.options.accumulate > 1:
             parts = "(ACCUMULATE * MICROBATCHES)"
-        output = "output"
+        lines = []
         if self.outputs.whole != Ref(self.outputs.returned[0]):
             # The last stage gives its tensors alone, and the loss wants them as the model has them.
             places = {slot: place for place, slot in enumerate(self.outputs.returned)}
@@ -123,13 +120,14 @@ class Pipeline:
             writer.tensor = lambda found: stages.Code(
                 "output" if one else f"output[{places[found.slot]}]"  # pyright: ignore
             )
-            output = writer.value(self.outputs.whole).text
+            lines.append(f"output = {writer.value(self.outputs.whole).text}")
+        lines.append(f"return {case.own.loss}(output, target) / {parts}")
         return Section(
             [
                 *(["@AUTOCAST"] if case.options.precision == "bf16" else []),
                 "def part_of_loss(output, target):",
                 '    """What a microbatch adds to the mean loss of a step."""',
-                f"    return {case.own.loss}({output}, target) / {parts}",
+                *(wrapped(f"    {line}") for line in lines),
             ]
         )
 

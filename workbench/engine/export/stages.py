@@ -10,7 +10,7 @@ import inspect
 import keyword
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.engine.export.calls import Code, Writer
+from workbench.engine.export.layout import wrapped
 from workbench.engine.export.lines import Line, groups, lines_of
 from workbench.engine.export.outputs import Outputs
 from workbench.engine.export.paths import Parts
@@ -65,7 +66,8 @@ def write(
     parts = Parts(outputs.bones)
     forward = _Forward(plan, outputs, dict(zip(plan.wiring.inputs, names, strict=True)), parts)
     writer.tensor, writer.constant = forward.tensor, parts.constant
-    body = "\n".join(_returning(list(forward.body(writer))))
+    lines = (wrapped(line, " " * 8) for line in _returning(list(forward.body(writer))))
+    body = "\n".join(lines)
     takes = [*forward.taken, *forward.needs]
     share = f"{round(100 * plan.share)} % of the work"
     lines = [
@@ -105,8 +107,8 @@ class _Forward:
             self.code[slot] = Code(name)
         self.taken = [self._named(slot) for slot in plan.wiring.takes]
 
-    def _named(self, slot: int) -> str:
-        name = self.names.fresh(slot)
+    def _named(self, slot: int, besides: Collection[str] = ()) -> str:
+        name = self.names.fresh(slot, besides)
         self.code[slot] = Code(name)
         return name
 
@@ -168,8 +170,10 @@ class _Forward:
         """Layers called one after another: a part of nn.Sequential at once, others in a loop."""
         given = writer.value(line.node.args[0]).text
         rest = writer.arguments(line.node.args[1:], line.node.kwargs)
+        # What every layer is given besides keeps its name for as long as the loop runs.
+        beside = {self.names.held[slot] for slot in line.rest if slot in self.names.held}
         self.names.let_go(line)
-        name = self._named(line.outs[0])
+        name = self._named(line.outs[0], beside)
         whole, item = self.parts.run([node.unit for node in line.nodes])
         if not item:
             yield from _within(line.node, [f"{name} = {whole}({given})"])
@@ -210,9 +214,9 @@ class _Names:
             self._left.subtract(set(each.reads))
         self.held = {slot: name for slot, name in self.held.items() if self._left[slot] > 0}
 
-    def fresh(self, slot: int) -> str:
-        """The first name that is free."""
-        taken = {*self.held.values(), *self._reserved}
+    def fresh(self, slot: int, besides: Collection[str] = ()) -> str:
+        """The first name that is free, and none of some others."""
+        taken = {*self.held.values(), *self._reserved, *besides}
         self.held[slot] = next((name for name in NAMES if name not in taken), f"t{slot}")
         return self.held[slot]
 
