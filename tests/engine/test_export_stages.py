@@ -130,6 +130,38 @@ def test_brackets_stand_where_they_must():
     assert torch.equal(found, model(inputs))
 
 
+class Guided(nn.Module):
+    """Layers that each take, besides the stream, what was there before it."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x, mask, *, scale):
+            return self.linear(x * mask) * scale
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.layers = nn.ModuleList(Guided.Layer() for _ in range(4))
+
+    def forward(self, x):
+        mask, x = x > 0.5, self.first(x)
+        scale = x.sigmoid()
+        for layer in self.layers:
+            x = layer(x, mask, scale=scale)
+        return x
+
+
+def test_what_every_layer_of_a_loop_is_given_keeps_its_name():
+    model, inputs = Guided(), rows()
+    for num in (1, 2, 3):
+        chain = Chain(model, inputs, num)
+        assert torch.equal(chain(inputs)[0], model(inputs))
+        assert "for layer in self.layers:" in chain.texts[-1].text
+
+
 class Opaque(nn.Module):
     """A tensor that is kept out of sight."""
 

@@ -96,12 +96,10 @@ def _put_together(case: Case, sections: Sequence[Section], imports: set[Import])
     blocks = ["\n".join(section.lines) for section in sections]
     blocks = [_renamed(block, _bound(blocks) & own.names) for block in blocks]
     recipe = [
-        "# The recipe, as the cell has it."
-        if case.recipe.name == "cell"
-        else f"# The recipe {case.recipe.name}.",
+        "# The recipe, as the cell has it." if own.is_cell else f"# The recipe {case.recipe.name}.",
         "",
         *own.given,
-        *([f"{case.seed(str(case.options.seed or 0))}"] if own.draws else []),
+        *([f"{case.seed(str(case.options.seed or 0))}  # alike on all ranks"] if own.draws else []),
         own.text,
     ]
     if "recipe" in own.names and case.recipe.name in own.names:
@@ -115,13 +113,13 @@ def _put_together(case: Case, sections: Sequence[Section], imports: set[Import])
 def _header(case: Case) -> str:
     about, layout, recipe = case.about, case.layout, case.recipe
     size = f" ({recipe.size})" if recipe.size else ""
-    name = "A recipe of a notebook" if recipe.name == "cell" else f"{recipe.name}{size}"
+    name = "A recipe of a notebook" if case.own.is_cell else recipe.name
     where, command = "on one process", f"python {about.file}"
     if layout.world_size > 1:
         where = f"on {layout.world_size} processes ({layout})"
         command = f"torchrun --standalone --nproc-per-node {layout.world_size} {about.file}"
     lines = [
-        f'"""{name} {where}: a plain torch script, to be run with',
+        f'"""{name}{size} {where}: a plain torch script, to be run with',
         "",
         f"    {command}",
         "",
@@ -151,10 +149,15 @@ def _bound(blocks: Sequence[str]) -> set[str]:
 
 
 def _renamed(text: str, taken: set[str]) -> str:
-    """The text with another name for what the recipe has a name for already."""
-    for name in taken:
-        text = re.sub(rf"(?<![\w.\"]){name}\b(?!=[^=])", f"{name}_", text)
-    return text
+    """The text with another name for what the recipe has a name for already, but in comments."""
+    lines = []
+    for line in text.splitlines():
+        code, mark, comment = line.partition("  # ")
+        if not code.lstrip().startswith(('"""', "#")):
+            for name in taken:
+                code = re.sub(rf"(?<![\w.\"]){name}\b(?!=[^=])", f"{name}_", code)
+        lines.append(code + mark + comment)
+    return "\n".join(lines)
 
 
 def _is_functional(one: Import) -> bool:

@@ -8,44 +8,54 @@ from workbench.engine.export.case import Case, Section, listed
 from workbench.engine.export.paths import path
 from workbench.engine.export.pipeline import Pipeline
 
+AVERAGED = "  # gradients are averaged over the shares"
+
 
 def main(case: Case, pipeline: Pipeline | None) -> Section:
-    """The function and its call."""
+    """The functions that train, and the call."""
     found = Section([])
-    body = [*_world(case, found), *_model(case, found, pipeline), "", *_steps(case, pipeline)]
-    if case.layout.world_size > 1:
-        body.append("dist.destroy_process_group()")
+    body = [*_mesh(case, found), *_model(case, found, pipeline), "", *_steps(case, pipeline)]
     found.lines = [
-        "def main():",
-        '    """Train, and print the loss of each step."""',
+        "def train():",
+        '    """Take the steps, and print the loss of each."""',
         *(f"    {line}".rstrip() for line in body),
         "",
         "",
-        'if __name__ == "__main__":',
-        "    main()",
     ]
+    size = case.layout.world_size
+    if size > 1:
+        found.needs("import torch.distributed as dist")
+        # DDP's reducer must be gone before its group is: a thread of gloo would wait for Python,
+        # and Python for the thread.
+        found.lines += [
+            "def main():",
+            '    """Meet the other processes, train, and part."""',
+            "    dist.init_process_group()",
+            f"    if dist.get_world_size() != {size}:",
+            f'        raise SystemExit("This script is for {size} processes.")',
+            "    train()",
+            "    dist.destroy_process_group()",
+            "",
+            "",
+        ]
+    call = "main()" if size > 1 else "train()"
+    found.lines += ['if __name__ == "__main__":', f"    {call}"]
     return found
 
 
-def _world(case: Case, found: Section) -> Iterator[str]:
-    size = case.layout.world_size
-    if size == 1:
+def _mesh(case: Case, found: Section) -> Iterator[str]:
+    """Where this rank lies."""
+    if case.layout.world_size == 1:
         return
-    found.needs("import torch.distributed as dist")
-    yield "dist.init_process_group()"
-    yield f"if dist.get_world_size() != {size}:"
-    yield f'    raise SystemExit("This script is for {size} processes, as its first lines say.")'
     if case.is_plain_ddp:
         yield "rank = dist.get_rank()"
-        yield ""
         return
     found.needs("from torch.distributed.device_mesh import init_device_mesh")
     degrees = listed([str(degree) for degree in case.axes.values()])
     names = listed([f'"{name}"' for name in case.axes])
     yield f"mesh = init_device_mesh(DEVICE.type, {degrees}, mesh_dim_names={names})"
     left = [name if _is_used(case, name) else "_" for name in case.axes]
-    left = [name if left.count(name) == 1 or name != "_" else f"_{name}" for name in left]
-    if any(not name.startswith("_") for name in left):
+    if any(name != "_" for name in left):
         taken = listed(left) if len(left) == 1 else ", ".join(left)
         yield f"{taken} = mesh.get_coordinate()"
     yield ""
@@ -76,7 +86,7 @@ def _model(case: Case, found: Section, pipeline: Pipeline | None) -> Iterator[st
     params = "part.parameters()" if pipeline else "net.parameters()"
     yield f"opt = {case.own.optimizer.format(params)}"
     if case.draws and case.layout.dp > 1:
-        yield f"torch.manual_seed(SEED + 1 + {case.share})  # each share of the batch has its own"
+        yield f"torch.manual_seed(SEED + 1 + {case.share})  # dropout of its own for each share"
 
 
 def _recompute(case: Case, found: Section) -> Iterator[str]:
@@ -118,7 +128,7 @@ def _steps(case: Case, pipeline: Pipeline | None) -> Iterator[str]:
     yield "for step in range(STEPS):"
     if pipeline is not None:
         inside = list(pipeline.step(case))
-    elif case.is_even and case.micros == 1:
+    elif case.micros == 1:
         inside = list(_once(case))
     else:
         inside = list(_accumulated(case))
@@ -136,9 +146,16 @@ def first_sample(case: Case) -> tuple[str, str]:
 
 def _once(case: Case) -> Iterator[str]:
     first, count = first_sample(case)
-    yield f"inputs, targets = samples({first}, {count})"
-    yield from _forward(case, "value", "")
-    yield "value.backward()" + _how(case)
+    if case.is_even:
+        yield f"inputs, targets = samples({first}, {count})"
+        yield from _forward(case, "value", "")
+        yield "value.backward()" + _how(case)
+        return
+    mine = f"shares[{case.share}]"
+    yield f"first, count = step * BATCH + sum(shares[:{case.share}]), {mine}"
+    yield "inputs, targets = samples(first, count)"
+    yield from _forward(case, "value", " * (count / BATCH)")
+    yield f"(value * {case.layout.dp}).backward(){AVERAGED}"
 
 
 def _how(case: Case) -> str:
@@ -157,10 +174,11 @@ def _forward(case: Case, name: str, weight: str) -> Iterator[str]:
 
 def _places(case: Case) -> Iterator[str]:
     """Where the microbatches lie when they are not of one size."""
-    dp, accumulate = case.layout.dp, case.options.accumulate
-    yield f"shares = in_parts(BATCH, {dp})" if dp > 1 else "shares = [BATCH]"
-    mine = f"shares[{case.share}]" if case.share else "BATCH"
-    yield f"micros = in_parts({mine}, ACCUMULATE)" if accumulate > 1 else f"micros = [{mine}]"
+    if case.layout.dp > 1:
+        yield f"shares = in_parts(BATCH, {case.layout.dp})"
+    if case.options.accumulate > 1:
+        mine = f"shares[{case.share}]" if case.share else "BATCH"
+        yield f"micros = in_parts({mine}, ACCUMULATE)"
 
 
 def _accumulated(case: Case) -> Iterator[str]:
@@ -184,7 +202,7 @@ def _accumulated(case: Case) -> Iterator[str]:
     weight = " / ACCUMULATE" if case.is_even else " * (count / BATCH)"
     inside += [*_forward(case, "loss_part", weight)]
     back = "loss_part" if case.is_even or dp == 1 else f"(loss_part * {dp})"
-    why = "" if case.is_even or dp == 1 else "  # gradients are averaged over the shares"
+    why = "" if case.is_even or dp == 1 else AVERAGED
     inside += [f"{back}.backward(){why}", "value += loss_part.detach()"]
     yield from (f"    {line}" for line in inside)
 
@@ -207,7 +225,7 @@ def _printed(case: Case, pipeline: Pipeline | None) -> Iterator[str]:
     value = "value"
     lines = []
     if case.data_axes:
-        if not pipeline and case.micros == 1 and case.is_even:
+        if not pipeline and case.micros == 1:
             lines.append("value = value.detach()")
         for axis in case.data_axes:
             group = "" if case.is_plain_ddp else f", group={case.group(axis)}"
@@ -222,8 +240,11 @@ def _printed(case: Case, pipeline: Pipeline | None) -> Iterator[str]:
         lines += [f"if {rank} == 0:", f"    {line}"]
     else:
         alone = " and ".join(f"{axis} == 0" for axis in case.axes if axis != "pp")
-        lines += [f"if {alone}:", f"    {line}"] if alone else [line]
+        here = pipeline.is_last(case)
         if case.options.accumulate == 1:
             lines.insert(0, f"value = {pipeline.LOSS}")
-        lines = [f"if {pipeline.is_last(case)}:", *(f"    {each}" for each in lines)]
+        elif alone and not lines:
+            here, alone = f"{here} and {alone}", ""
+        lines += [f"if {alone}:", f"    {line}"] if alone else [line]
+        lines = [f"if {here}:", *(f"    {each}" for each in lines)]
     yield from lines

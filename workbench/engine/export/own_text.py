@@ -40,7 +40,7 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 @dataclass(frozen=True)
 class OwnText:
     """imports, and the text without them; given: lines it needs before it. names: what it binds.
-    late: imports that stay in the text.
+    late: imports that stay in the text. is_cell: whether it is the text of a cell.
 
     draws: whether running it may draw random numbers. model, source, loss, lr: expressions, "" for
     what there is none of; optimizer: one with {} for the parameters.
@@ -51,6 +51,7 @@ class OwnText:
     text: str
     names: frozenset[str]
     late: frozenset[Import] = frozenset()
+    is_cell: bool = False
     draws: bool = False
     model: str = ""
     source: str = ""
@@ -120,6 +121,7 @@ def of_cell(recipe: Recipe, text: str, namespace: Mapping[str, Any]) -> OwnText:
     found = replace(
         found,
         imports=found.imports | imports,
+        is_cell=True,
         given=tuple(lines),
         draws=any(map(_may_draw, tree.body)),
     )

@@ -23,8 +23,9 @@ SCHEDULES = "torch.distributed.pipelining"
 
 @dataclass(frozen=True)
 class Pipeline:
-    """texts: by stage. tied: for each parameter that several ranks hold, its name in the part of
-    each of them.
+    """texts: by stage. inputs: of the first one; access: expressions for the model's inputs by the
+    names they have in stages. tied: for each parameter that several ranks hold, its name in the
+    part of each of them. multi: several stages on each rank.
     """
 
     texts: list[StageText]
@@ -71,7 +72,8 @@ class Pipeline:
             )
         tied = _tied(case, cut, texts, multi)
         places = dict(zip(names, access(inputs, "inputs"), strict=True))
-        return cls(texts, outputs, cut, given, places, tied, multi)
+        first = [given[names.index(name)] for name in texts[0].needs]
+        return cls(texts, outputs, cut, first, places, tied, multi)
 
     def sections(self, case: Case, writer: Writer) -> Iterator[Section]:
         """What stands before `main`."""
@@ -237,10 +239,10 @@ class Pipeline:
 
     def _call(self, case: Case, rank: int) -> str:
         numbers = case.layout.order.stages_of(rank, case.layout.pp)
-        args = [*self.access.values()] if 0 in numbers else []
+        args = []
         for number in numbers:
-            needs = self.texts[number].needs if number else ()
-            args += [f"{name}={self.access[name]}" for name in needs]
+            given = [(name, self.access[name]) for name in self.texts[number].needs]
+            args += [f"{name}={text}" if number else text for name, text in given]
         if case.layout.num_stages - 1 in numbers:
             args += ["target=targets", "losses=losses"]
         return f"schedule.step({', '.join([*args, 'return_outputs=False'])})"

@@ -97,8 +97,9 @@ class _Forward:
             if units := [node.unit for node in line.nodes if node.unit]:
                 parts.add(units)
         used = {slot for line in self.lines for slot in line.reads} | plan.wiring.kept
-        is_first = not plan.wiring.takes
-        self.inputs = {s: name for s, name in inputs.items() if is_first or s in used}
+        self.inputs = {slot: name for slot, name in inputs.items() if slot in used}
+        if not self.inputs and not plan.wiring.takes:
+            self.inputs = inputs  # a schedule gives the first stage something
         self.needs = list(self.inputs.values())
         self.names = _Names(self.lines, plan.wiring.kept, {*inputs.values()} - {"x"})
         self.code: dict[int, Code] = {}

@@ -246,7 +246,8 @@ def clip(case: Case, is_tied: bool) -> Section:
         "    for param in params:",
     ]
     if copies:
-        lines.append(f"        copies = {' * '.join(copies)}  # ranks that hold the same")
+        lines.append("        # On so many ranks the same values lie.")
+        lines.append(f"        copies = {' * '.join(copies)}")
     lines.append(
         f"        squares += param.grad{local}.square().sum(){' / copies' if copies else ''}"
     )

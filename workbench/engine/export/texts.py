@@ -29,9 +29,12 @@ def constants(case: Case) -> Section:
         whose = "each rank" if layout.pp == layout.tp == 1 else "each replica of the model"
         lines.append(f"SHARE = BATCH // {layout.dp}  # of them for {whose}")
     if options.accumulate > 1:
-        lines.append(f"ACCUMULATE = {options.accumulate}  # parts of a share, one after another")
+        what = "share" if layout.dp > 1 else "batch"
+        lines.append(f"ACCUMULATE = {options.accumulate}  # parts of a {what}, one after another")
     if layout.pp > 1:
-        lines.append(f"MICROBATCHES = {layout.microbatches}  # under way in the pipeline at once")
+        lines.append(
+            f"MICROBATCHES = {layout.microbatches}  # on their way through the pipeline at once"
+        )
     if options.clip is not None:
         lines.append(f"CLIP = {options.clip}  # largest norm of the gradient")
     lines.append(f"SEED = {recipe.seed}")
