@@ -34,7 +34,7 @@ def data():
 
 def loss(output, target):
     global calls
-    calls += 1
+    calls += output.requires_grad
     {fault}
     return nn.functional.mse_loss(output, target)
 """
@@ -283,3 +283,29 @@ def test_a_sharded_training_that_was_measured_can_be_switched(clusters, tmp_path
     run.switch("data")
     run.metrics_step = None
     assert run.evaluate() == pytest.approx(before, rel=1e-5)
+
+
+SUM = GOOD.replace("nn.functional.mse_loss(output, target)", "(output - target).square().sum()")
+
+
+def test_a_loss_that_is_no_mean_is_noted(clusters, tmp_path):
+    told = []
+    for cell in (SUM, GOOD):
+        run = clusters(2).train(cell=cell, steps=0, directory=tmp_path)
+        told.append(any("no mean over the samples" in event["text"] for event in run.events))
+    assert SUM != GOOD
+    assert told == [True, False]
+
+
+def test_an_optimizer_that_cannot_be_sharded_is_refused_before_anything_changes(clusters, tmp_path):
+    cell = f"{GOOD}\ndef optimizer(params):\n    return torch.optim.Adafactor(params)\n"
+    run = clusters(2).train(cell=cell, steps=4, directory=tmp_path, start=False)
+    with pytest.raises(LayoutError, match="Adafactor mixes"):
+        run.switch("data", shard=True)
+    with pytest.raises(LayoutError, match="pp='a' is not a degree"):
+        run.switch("hybrid", pp="a")
+    with pytest.raises(InputError, match="3 is no strategy"):
+        run.switch(3)
+    run.step(2)
+    with pytest.raises(InputError, match="more than the 1,437 samples"):
+        run.engines.train("digits", batch=10**9)

@@ -138,10 +138,10 @@ def test_a_number_of_microbatches_keeps_the_schedule_or_is_off():
 
 
 def test_another_product_keeps_sharding_and_order_where_they_fit():
-    now = parse_layout("pp2 fsdp4, zbv x4")
+    now = parse_layout("pp2 fsdp4, interleaved x4")
     products = values(chosen("hybrid", TRUNK, 8, now), "degrees")
     assert products["pp2 fsdp4"]["now"]
-    assert products["pp4 fsdp2"]["layout"] == "pp4 fsdp2, zbv x4"
+    assert products["pp4 fsdp2"]["layout"] == "pp4 fsdp2, interleaved x4"
     assert products["fsdp4 tp2"]["layout"] == "fsdp4 tp2"
     assert products["fsdp2 tp4"]["args"]["shard"] is True
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workbench.driver.run import Run
 
 MORE_STEPS = 100
+LONGEST = 80  # characters of a layout's text
 
 
 def hold(run: Run, begun: Future, over: threading.Event) -> None:
@@ -153,6 +154,8 @@ def switch(
 def wanted(run: Run, strategy: str | None, ranks: int | None, options: dict[str, Any]) -> Layout:
     """The layout that is asked for. Raises InputError or LayoutError for one that is none."""
     there_are = run.engines.num_ranks
+    if not isinstance(strategy, (str, type(None))) or len(strategy or "") > LONGEST:
+        raise InputError(f"{strategy!r:.40} is no strategy. Use one of {', '.join(STRATEGIES)}.")
     if strategy is not None and strategy not in STRATEGIES and any(map(str.isdigit, strategy)):
         if given := [key for key, value in options.items() if value not in (None, False)]:
             raise InputError(f"{given[0]} has no place beside the whole layout {strategy!r}.")

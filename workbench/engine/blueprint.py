@@ -25,6 +25,9 @@ from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits, why_not
 from workbench.spec.options import TrainOptions
 
+# Optimizers of torch that do not run on DTensors (seen with torch 2.13).
+UNSHARDED = {"Adafactor", "Rprop", "LBFGS"}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -48,6 +51,7 @@ class Blueprint:
         # By name, since a stage has only some of the parameters of a group.
         self.groups = state.group_names(self.bones, whole)
         self.optimizer_kind = type(whole).__name__
+        self.loss_note = ""
         self._tapes: dict[tuple, Tape] = {}
         self._cuts: dict[tuple, Cut] = {}
 
@@ -155,12 +159,21 @@ class Blueprint:
             tensor=dict(tensor),
             tp_why=tp_why,
             both_why=both_why,
+            shard_why=self._shard_why(),
         )
 
     def check(self, layout: Layout, ranks: int) -> None:
         """Raises LayoutError for a layout that the model, its batch or the ranks do not allow."""
         if why := why_not(layout, self.limits, ranks):
             raise LayoutError(why)
+
+    def _shard_why(self) -> str:
+        if self.optimizer_kind not in UNSHARDED:
+            return ""
+        return (
+            f"{self.optimizer_kind} mixes sharded and plain tensors, which torch refuses. "
+            "Use replicas, or another optimizer such as AdamW."
+        )
 
     def _batch_limits(self) -> Limits:
         return Limits(batch=self.plan.recipe.batch, accumulate=self.plan.options.accumulate)

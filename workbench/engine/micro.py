@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -39,10 +40,7 @@ def padded(value: Any, count: int, length: int) -> Any:
 
 
 def _places(tensor: Tensor, count: int, length: int) -> Tensor:
-    places = tensor.new_empty(length, dtype=int)
-    places[:] = count - 1
-    places[:count] = places.new_tensor(range(count))
-    return places
+    return torch.arange(length, device=tensor.device).clamp_(max=count - 1)
 
 
 def shortened(value: Any, count: int, length: int) -> Any:

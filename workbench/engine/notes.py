@@ -12,10 +12,12 @@ import itertools
 from collections.abc import Iterable, Iterator
 from types import CodeType
 
+import torch
 from torch import nn
 
 from workbench.engine.batchnorm import is_batchnorm
 from workbench.engine.dropout import kind_of
+from workbench.engine.recipe import Recipe
 from workbench.spec.layout import Layout
 
 NAMED = 3
@@ -144,3 +146,26 @@ def _time_first(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[str]:
     for name, module in modules:
         if getattr(module, "batch_first", True) is False:
             yield name
+
+
+def loss_note(recipe: Recipe, model: nn.Module) -> str:
+    """Why the loss is not the mean over its samples, for which microbatches are weighed; or ""."""
+    count = min(4, recipe.batch) // 2 * 2
+    model.eval()
+    try:
+        with torch.no_grad():
+            found = []
+            for first, part in ((0, count), (0, count // 2), (count // 2, count - count // 2)):
+                inputs, target = recipe.samples.fetch(first, part)
+                found.append(recipe.loss(model(inputs), target).item())
+    except Exception:  # noqa: BLE001 - the first step says what does not fit
+        return ""
+    finally:
+        model.train()
+    whole, halves = found[0], (found[1] + found[2]) / 2
+    if abs(whole - halves) <= 1e-4 * abs(whole):
+        return ""
+    return (
+        f"The loss of {count} samples is {whole:.5g}, and the mean of their halves {halves:.5g}: "
+        "it is no mean over the samples, so the curve depends on how a batch is split."
+    )

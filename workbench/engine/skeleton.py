@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,8 @@ def faked(bones: nn.Module, device: torch.device) -> Iterator[tuple[nn.Module, F
         return known[id(tensor)]
 
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
+        kinds: list[Any] = [module._parameters, module._buffers]
+        for tensors in kinds:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = fake(tensor)

@@ -123,7 +123,7 @@ class Spread:
             other = {p: known[n] for n, p in part.named_parameters() if n in known}
             for module in part.modules():
                 for name, param in module._parameters.items():
-                    if param in other:
+                    if param is not None and param in other:
                         module._parameters[name] = other[param]
             known |= dict(part.named_parameters())
 

@@ -28,12 +28,12 @@ from workbench.engine.data import mixed
 from workbench.engine.held import Held
 from workbench.engine.micro import Micro, padded
 from workbench.engine.moves import Moved, move
-from workbench.engine.notes import notes
+from workbench.engine.notes import loss_note, notes
 from workbench.engine.recipe import explain
 from workbench.engine.slots import make_slots, slots
 from workbench.engine.spread import Pass, Spread
 from workbench.engine.world import World
-from workbench.errors import RecipeError, RunError, WorldLostError
+from workbench.errors import InputError, RecipeError, RunError, WorldLostError
 from workbench.spec.layout import Layout
 from workbench.spec.records import COLUMNS
 
@@ -92,6 +92,8 @@ class Trainer:
     def notes(self) -> list[str]:
         """What of this model depends on the layout, to be told at the start."""
         told = notes(self.blueprint.bones, self.layout, self.plan.options.accumulate)
+        if self.blueprint.loss_note:
+            told.append(self.blueprint.loss_note)
         return [*told, *(self.blueprint.tensor_plan.notes if self.layout.tp > 1 else ())]
 
     def run_steps(
@@ -261,8 +263,17 @@ def first_trainer(plan: Plan, layout: Layout, world: World) -> Trainer:
         model = plan.recipe.model()
     blueprint = Blueprint(plan, model, world.device)
     _check_same(blueprint, world)
+    most = plan.recipe.samples.length
+    if plan.options.batch is not None and most is not None and plan.options.batch > most:
+        raise InputError(
+            f"batch={plan.options.batch} is more than the {most:,} samples of the data. "
+            f"Use at most {most}."
+        )
     blueprint.share(world)
     blueprint.check(layout, world.size)
+    if world.rank == 0:
+        with seeded(plan.recipe.seed):
+            blueprint.loss_note = loss_note(plan.recipe, model)
     trainer = Trainer(blueprint, layout, world)
     state.fill(trainer.held, model)
     return trainer

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +37,12 @@ def _split() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
-    )
+    # Six layers with parameters: enough for a pipeline of four ranks.
+    widths = (64, 256, 256, 256, 256, 256, 10)
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 def _cnn() -> nn.Module:

@@ -17,7 +17,8 @@ from workbench.spec.layout import Layout
 class Limits:
     """units: names of the parts with parameters that stages are made of, in order; pp_why: why
     there is no cutting at all. tensor: what a tensor-parallel degree must divide, by its name;
-    tp_why: why there is none. both_why: why not together with a pipeline.
+    tp_why: why there is none. both_why: why not together with a pipeline. shard_why: why
+    the state cannot be sharded.
     """
 
     batch: int
@@ -27,6 +28,7 @@ class Limits:
     tensor: dict[str, int] = field(default_factory=dict)
     tp_why: str = ""
     both_why: str = ""
+    shard_why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the wire."""
@@ -37,6 +39,8 @@ def why_not(layout: Layout, limits: Limits, ranks: int) -> str:
     """Why the layout cannot be used on so many ranks; "" when it can. One sentence."""
     if layout.world_size > ranks:
         return f"{layout} needs {layout.world_size} ranks, and there are {ranks}."
+    if layout.dp_shard > 1 and limits.shard_why:
+        return limits.shard_why
     return _pp_why(layout, limits) or _tp_why(layout, limits) or _batch_why(layout, limits)
 
 

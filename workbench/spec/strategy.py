@@ -61,10 +61,6 @@ def hybrid(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
 
     dp fills the rest. Without any: dp x pp2, and tp2 besides where 8 ranks allow it.
     """
-    given = {"dp": dp, "pp": pp, "tp": tp}
-    for name, degree in given.items():
-        if degree is not None and (isinstance(degree, bool) or degree < 1):
-            raise LayoutError(f"{name}={degree!r} is not a degree. Use a whole number >= 1.")
     if dp is pp is tp is None:
         if ranks < 4 or ranks % 2:
             raise LayoutError(
@@ -77,7 +73,7 @@ def hybrid(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     if dp * pp * tp != ranks:
         raise LayoutError(
             f"dp={dp} x pp={pp} x tp={tp} is {dp * pp * tp}, and there are {ranks} ranks. "
-            f"Use degrees with the product {ranks}, or --ranks {dp * pp * tp}."
+            f"Use degrees with the product {ranks}."
         )
     order: dict[str, Any] = {}
     if pp > 1:
@@ -112,6 +108,7 @@ def layout_for(strategy: str, ranks: int, **options: Any) -> Layout:
     Raises LayoutError for a name that is not known, and for an option of another strategy.
     """
     taken = options_of(strategy)
+    _check_kinds(options)
     # Not `in (None, False)`: 0 is equal to False, and is to be refused.
     given = {k: value for k, value in options.items() if value is not None and value is not False}
     for key in given:
@@ -123,6 +120,21 @@ def layout_for(strategy: str, ranks: int, **options: Any) -> Layout:
                 f"{key} does not go with {strategy}: it is an option of {' and '.join(whose)}."
             )
     return STRATEGIES[strategy](ranks, **given)
+
+
+def _check_kinds(options: dict[str, Any]) -> None:
+    """Raises LayoutError for an option of another kind than it is to be."""
+    for name in ("dp", "pp", "tp", "microbatches"):
+        value = options.get(name)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
+            raise LayoutError(f"{name}={value!r} is not a degree. Use a whole number >= 1.")
+    if not isinstance(options.get("shard"), (bool, type(None))):
+        raise LayoutError(f"shard={options['shard']!r}: use True or False.")
+    for name in ("by", "schedule"):
+        if not isinstance(options.get(name), (str, type(None))):
+            raise LayoutError(f"{name}={options[name]!r}: use a name.")
 
 
 def strategy_of(layout: Layout) -> str:

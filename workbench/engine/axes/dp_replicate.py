@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,13 +30,14 @@ def spread(part: nn.Module, group: dist.ProcessGroup, *, seeks_unused: bool) -> 
     """The module in DDP; seeks_unused: some parameter may get no gradient."""
     # The gradients live in the buckets: no copy before and after the all-reduce. The state was
     # put in by us, the same on all ranks.
+    syncs: dict[str, Any] = {_SYNCS: _has_own_buffers(part)}
     return DistributedDataParallel(
         part,
         process_group=group,
         gradient_as_bucket_view=True,
         find_unused_parameters=seeks_unused,
         init_sync=False,
-        **{_SYNCS: _has_own_buffers(part)},
+        **syncs,
     )
 
 

@@ -24,6 +24,7 @@ from torch.distributed.pipelining.schedules import (
     PipelineScheduleSingle,
     get_schedule_class,
 )
+from torch.distributed.tensor import DTensor
 
 from workbench.engine.cut import StagePlan, run
 from workbench.engine.micro import Micro, shortened
@@ -234,7 +235,7 @@ def sum_tied(params: Sequence[tuple[Tensor, list[int]]], group: dist.ProcessGrou
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore[reportCallIssue]
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _as_it_is(output: Tensor, _target: Any) -> Tensor:
