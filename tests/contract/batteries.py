@@ -145,7 +145,7 @@ class Ranks:
         dist.barrier()  # who leaves while others still connect would break them off
         dist.destroy_process_group()
         self.rank = rank
-        self.world = World(Meeting(rank, size, 0, store, 30, 30), Meter())
+        self.world = World(Meeting(rank, size, 0, store, 120, 120), Meter())
         with seeded(recipe.seed):
             self.model = recipe.model()
         self.blueprint = Blueprint(Plan(recipe, options), self.model, self.world.device)
@@ -226,7 +226,7 @@ def differences(found: list[tuple], expected: list[tuple]) -> list[str]:
     return told
 
 
-def on_ranks(size: int, function: Any, *args: Any, timeout_s: float = 240.0) -> list[Any]:
+def on_ranks(size: int, function: Any, *args: Any, timeout_s: float = 800.0) -> list[Any]:
     """function(rank, store, *args) on real processes."""
     with tempfile.TemporaryDirectory() as folder:
         return ranks(size, function, str(Path(folder) / "store"), *args, timeout_s=timeout_s)

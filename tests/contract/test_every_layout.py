@@ -9,6 +9,9 @@ from workbench.spec.layout import parse_layout
 from workbench.spec.limits import why_not
 from workbench.spec.options import TrainOptions
 
+# Minutes on a busy machine, a quarter of that on a quiet one.
+pytestmark = pytest.mark.timeout(900)
+
 STEPS = 2
 
 

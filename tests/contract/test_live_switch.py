@@ -21,6 +21,9 @@ from workbench.engine.trainer import move_state
 from workbench.spec.layout import Layout, parse_layout
 from workbench.spec.options import TrainOptions
 
+# Minutes on a busy machine, a quarter of that on a quiet one.
+pytestmark = pytest.mark.timeout(900)
+
 SMALLER = ("dp1", "dp2", "pp2, 1f1b x2")
 
 

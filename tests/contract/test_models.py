@@ -15,6 +15,9 @@ from workbench.spec.layout import parse_layout
 from workbench.spec.limits import why_not
 from workbench.spec.options import TrainOptions
 
+# Minutes on a busy machine, a quarter of that on a quiet one.
+pytestmark = pytest.mark.timeout(900)
+
 # One of each strategy, with what goes on inside of it, for four ranks.
 WAY = (
     "dp4", "pp4, gpipe x1", "tp2", "pp2, 1f1b x4", "fsdp4", "pp2 dp2, 1f1b x2", "pp2 tp2, gpipe x2",

@@ -9,6 +9,9 @@ import pytest
 from tests.contract.batteries import GPT, gpt, plain
 from workbench.spec.options import TrainOptions
 
+# Minutes on a busy machine, a quarter of that on a quiet one.
+pytestmark = pytest.mark.timeout(900)
+
 CELL = f"BLOCKS, DROP = 2, 0.1\n{GPT}"
 WAYS = (
     ("data", {}), ("data", {"shard": True}), ("data", {"ranks": 2}), ("none", {}),
