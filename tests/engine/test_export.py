@@ -30,7 +30,9 @@ from workbench.spec.layout import parse_layout
 from workbench.spec.options import TrainOptions
 
 STEPS = 3
-CELLS = {"gpt": GPT, "class": CLASS, "function": FUNCTION}
+PLAN = {"*.up": "colwise", "*.down": "rowwise", "token": "vocab", "head": "gathered"}
+PLANNED = f"{GPT}\n\ntensor_plan = {PLAN}\n".replace("'", '"')
+CELLS = {"gpt": GPT, "planned": PLANNED, "class": CLASS, "function": FUNCTION}
 BIN = Path(sys.executable).parent
 CLIP = {"clip": 0.05, "accumulate": 2}
 # (recipe, layout, options of the training)
@@ -52,6 +54,7 @@ CASES = {
         ("class", "pp2, gpipe x2", {"clip": 0.1}),
         ("function", "dp2", {"batch": 11}),
         ("gpt", "tp2", CLIP),
+        ("planned", "tp2", CLIP),
         ("gpt", "pp2, zbv x2", CLIP),
         ("gpt", "pp2, interleaved x2", {}),
     ],
@@ -59,6 +62,7 @@ CASES = {
         ("digits mlp", "pp2 dp2, 1f1b x2", {}),
         ("gpt", "pp2 dp2, gpipe x2", CLIP),
         ("gpt", "pp2 tp2, 1f1b x2", CLIP),
+        ("planned", "pp2 tp2, gpipe x2", CLIP),
         ("gpt", "fsdp2 tp2", CLIP),
         ("gpt", "dp2 tp2", CLIP),
         ("gpt", "dp2 fsdp2", CLIP),

@@ -132,6 +132,8 @@ def _header(case: Case) -> str:
             "What differs: random numbers of the forward (dropout) come from torch's generator, so",
             "the losses are alike, and not the same digit by digit.",
         ]
+    if case.options.precision == "bf16":
+        lines.append("Under bf16 autocast losses agree as far as bf16 rounds.")
     return "\n".join([*lines, '"""'])
 
 

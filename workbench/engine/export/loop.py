@@ -94,11 +94,10 @@ def _recompute(case: Case, found: Section) -> Iterator[str]:
     if case.blocks:
         where = path("net", case.bones, case.blocks)
     else:
-        units = [case.bones.get_submodule(name) for name in case.blueprint.limits.units]
-        names = case.blueprint.limits.units
-        with_state = [n for n, unit in zip(names, units, strict=True) if any(unit.parameters())]
-        where = listed([path("net", case.bones, name) for name in with_state])
-    yield f"for layer in {where}:  # computed again on the way back, instead of kept"
+        units = case.blueprint.limits.units
+        where = listed([path("net", case.bones, name) for name in units])
+    yield "# These are computed again on the way back, instead of kept."
+    yield f"for layer in {where}:"
     yield "    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)"
 
 

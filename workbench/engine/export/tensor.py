@@ -69,7 +69,7 @@ ROW = '''
 
         def forward(x):
             x = Sum.apply({F}.linear(x, layer.weight), group)
-            return x if layer.bias is None else x + layer.bias
+            return x if layer.bias is None else x + {BIAS}
 
         layer.forward = forward
 '''
@@ -80,14 +80,19 @@ CONV_COLUMN = '''
         layer.cut = ("weight", "bias")
         layer.weight, layer.bias = part_of(layer.weight, 1, group), part_of(layer.bias, 0, group)
         layer.nf //= dist.get_world_size(group)
-        layer.forward = lambda x: Copy.apply(x, group) @ layer.weight + layer.bias
+        layer.forward = lambda x: {F}.linear(Copy.apply(x, group), layer.weight.t(), layer.bias)
 '''
 CONV_ROW = '''
     def row(layer, group):
         """Keep the rows for these features; all ranks' parts are summed, then the bias added."""
         layer.cut = ("weight",)
         layer.weight = part_of(layer.weight, 0, group)
-        layer.forward = lambda x: Sum.apply(x @ layer.weight, group) + layer.bias
+
+        def forward(x):
+            x = Sum.apply(x @ layer.weight, group)
+            return x + {BIAS}
+
+        layer.forward = forward
 '''
 VOCABULARY = '''
     def vocabulary(layer, group):
@@ -148,9 +153,12 @@ def layers(case: Case, functional: str) -> Section:
         texts.append(VOCABULARY)
     if plan.gathered:
         texts += [COLUMN, GATHERED] if COLUMN not in texts and not is_conv else [GATHERED]
+    # Autocast gives sums in bf16, and adding a bias in fp32 would make them fp32.
+    bias = "layer.bias.to(x.dtype)" if case.options.precision == "bf16" else "layer.bias"
     found = Section([])
     for text in texts:
-        lines = textwrap.dedent(text).strip("\n").replace("{F}", functional).splitlines()
+        filled = textwrap.dedent(text).replace("{F}", functional).replace("{BIAS}", bias)
+        lines = filled.strip("\n").splitlines()
         found.lines += [*lines, "", ""]
     found.lines += [
         "def split(net, group):",
