@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from kernel import Kernel
 
+from workbench.spec.strategy import STRATEGIES
+
 
 @pytest.fixture(scope="module", params=[True, False], ids=["jedi", "plain"])
 def typing(kernel: Kernel, request: pytest.FixtureRequest) -> Kernel:
@@ -19,7 +21,7 @@ def typing(kernel: Kernel, request: pytest.FixtureRequest) -> Kernel:
         ("%dist_start -n 2 --ti", ["--timeout"]),
         ("%dist_train dig", ["digits"]),
         ("x = 1\nrun = %dist_train py", ["pytext"]),
-        ("%dist_train digits --strategy ", ["data"]),
+        ("%dist_train digits --strategy ", sorted(STRATEGIES)),
         ("%dist_train digits --precision=b", ["bf16"]),
         ("%%dist_train --sh", ["--shard"]),
         ("%dist_panel --lang e", ["en"]),
