@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
+from tests.contract import batteries
 from workbench.engine import recipe as recipes
 from workbench.engine.data import Samples
+from workbench.spec.options import TrainOptions
 
 STEPS = 8
 CELL = """
@@ -47,23 +48,7 @@ def optimizer(params):
 
 def plain(recipe: recipes.Recipe, steps: int, *, clip: float | None = None) -> list[float]:
     """Losses of one process that takes every batch whole."""
-    torch.manual_seed(recipe.seed)
-    model = recipe.model()
-    optimizer = recipe.optimizer(model.parameters())
-    losses = []
-    for step in range(steps):
-        if callable(recipe.lr):
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.lr(step)
-        inputs, target = recipe.samples.fetch(step * recipe.batch, recipe.batch)
-        optimizer.zero_grad()
-        loss = recipe.loss(model(inputs), target)
-        loss.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return [loss for loss, _ in batteries.plain(recipe, steps, TrainOptions(clip=clip))]
 
 
 def own_recipe() -> recipes.Recipe:

@@ -33,7 +33,6 @@ GIVEN_IMPORTS = {
     "torch": Import("", "torch"),
     "dist": Import("", "torch.distributed", "dist"),
 }
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
