@@ -25,7 +25,7 @@ from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
 from workbench.spec.schedules import SCHEDULES
 
-# Twelve blocks, tied embeddings, dropout in and between them, a parameter of its own, a buffer.
+# Blocks, tied embeddings, dropout (one module in two stages), a parameter of its own, a buffer.
 GPT = """
 import torch
 from torch import nn
@@ -67,7 +67,7 @@ class Net(nn.Module):
         x = self.drop(self.token(ids) * self.scale + self.place)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        return self.head(self.drop(self.norm(x)))
 
 def model():
     return Net()

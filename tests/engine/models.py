@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from workbench.engine import state
+from workbench.engine.moves import move
 
 
 class Odd(nn.Module):
@@ -65,7 +66,22 @@ def step(model, optim, steps=1):
 
 def whole_state(model, optim):
     """Every key with its whole tensor, copied."""
-    return {key: full.clone() for key, full in state.gather(state.take(model, optim))}
+    pieces = state.take(model, optim)
+    full = {key: _empty(piece) for key, piece in pieces.items()}
+    move(pieces, full)
+    return {key: piece.local for key, piece in full.items()}
+
+
+def carry(source, target):
+    """The state of (model, optimizer) into another one, as a switch does."""
+    want = state.take(*target)
+    move(state.take(*source), want)
+    state.put_numbers(*target, want)
+
+
+def _empty(piece):
+    local = torch.empty(piece.shape, dtype=piece.local.dtype)
+    return state.Piece(local, (0,) * len(piece.shape), piece.shape, piece.buffer)
 
 
 def same(one, two):

@@ -3,7 +3,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from tests.engine.models import OPTIMIZERS, same, step, training, whole_state
+from tests.engine.models import OPTIMIZERS, carry, same, step, training, whole_state
 from tests.engine.procs import ranks
 from workbench.engine import shards, state
 from workbench.errors import CheckpointError
@@ -28,7 +28,7 @@ def test_a_fresh_optimizer_taken_and_put_into_another_trains_as_if_untouched(opt
     source = training(optimizer)
     before = [param.clone() for param in source[0].parameters()]
     other = training(optimizer, seed=3, steps=2)
-    state.put(*other, state.gather(state.take(*source)))
+    carry(source, other)
     assert all(map(torch.equal, before, source[0].parameters()))
     assert all(param.grad is None for param in source[0].parameters())
     for one in (untouched, source, other):
@@ -40,7 +40,7 @@ def test_a_fresh_optimizer_taken_and_put_into_another_trains_as_if_untouched(opt
 
 def test_an_optimizer_under_way_is_created_in_a_fresh_one():
     one, other = training(steps=3), training(seed=5)
-    state.put(*other, state.gather(state.take(*one)))
+    carry(one, other)
     step(*one, 2)
     step(*other, 2)
     assert same(whole_state(*one), whole_state(*other))
@@ -71,10 +71,6 @@ def test_load_of_another_model_changes_nothing_and_says_how_it_differs():
     before = whole_state(model, optim)
     with pytest.raises(CheckpointError, match=r"it lacks .* and \d+ more; it has model/bias"):
         state.load(model, optim, pieces)
-    with pytest.raises(CheckpointError, match="model/weight has no place in it"):
-        state.put(model, optim, state.gather(pieces))
-    with pytest.raises(CheckpointError, match="it lacks model/back"):
-        state.put(model, optim, [])
     assert same(before, whole_state(model, optim))
 
 
@@ -105,11 +101,11 @@ def _moved(rank, optimizer):
     plain = training(optimizer, steps=3)
     expected = whole_state(*plain)
     sharded = training(optimizer, shard=True, seed=7)
-    state.put(*sharded, state.gather(state.take(*plain)))
+    carry(plain, sharded)
     held = sum(piece.local.numel() for piece in state.take(*sharded).values())
     there = same(expected, whole_state(*sharded))
     again = training(optimizer, seed=8)
-    state.put(*again, state.gather(state.take(*sharded)))
+    carry(sharded, again)
     step(*plain, 2)
     step(*again, 2)
     return there, same(whole_state(*plain), whole_state(*again)), held
@@ -143,41 +139,3 @@ def _buffers(rank):
 
 def test_buffers_that_differ_are_those_of_rank_0():
     assert ranks(2, _buffers) == [[1.0] * 7] * 2
-
-
-def _other_keys(rank):
-    pieces = state.take(*training())
-    if rank == 1:
-        del pieces["model/frozen"]
-    try:
-        list(state.gather(pieces))
-    except CheckpointError as error:
-        return str(error)
-
-
-def test_ranks_with_different_keys_are_told_on_every_rank():
-    assert ranks(2, _other_keys) == ["The ranks do not hold the same keys: model/frozen."] * 2
-
-
-def _boxes(rank):
-    mesh = init_device_mesh("cpu", (2, 2))
-    found = []
-    for shape, placements in [
-        ((5, 3), (Replicate(), Shard(0))),
-        ((5, 3), (Shard(0), Replicate())),
-        ((7, 3), (Shard(0), Shard(0))),
-        ((3, 5), (Shard(1), Shard(0))),
-        ((1,), (Shard(0), Shard(0))),
-    ]:
-        full = torch.arange(torch.Size(shape).numel()).reshape(shape)
-        local, box = shards.local_part(distribute_tensor(full, mesh, placements))
-        found.append(torch.equal(full[box.slices()], local))
-    try:
-        shards.local_part(DTensor.from_local(torch.ones(2), mesh, (Partial(), Replicate())))
-    except CheckpointError as error:
-        found.append("no box of its own" in str(error))
-    return found
-
-
-def test_boxes_are_where_the_shards_lie_in_the_whole():
-    assert ranks(4, _boxes) == [[True] * 6] * 4

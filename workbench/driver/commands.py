@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.driver import exports, runs
 from workbench.errors import InputError, LayoutError, WorkbenchError
 from workbench.spec.layout import Layout, parse_layout
+from workbench.spec.formats import size
 from workbench.spec.limits import why_not
 from workbench.spec.strategy import STRATEGIES, layout_for, short_name, strategy_of
 
@@ -121,7 +122,7 @@ def switch(
     """
     layout = wanted(run, strategy, ranks, options)
     if layout == run.layout:
-        run.tell("info", f"already {layout}")
+        run.tell("info", f"already {strategy_of(layout)} ({layout})")
         return run.step_now
     if why := why_not(layout, run.limits, run.engines.num_ranks):
         raise LayoutError(why)
@@ -146,7 +147,7 @@ def switch(
     run.tell(
         "switch",
         f"{name} ({layout}) from step {run.step_now:,} on, in {1e3 * took_s:.0f} ms, "
-        f"{moved_bytes / 1e6:.1f} MB moved between ranks",
+        f"{size(moved_bytes)} moved between ranks",
     )
     return run.step_now
 

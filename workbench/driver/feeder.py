@@ -67,9 +67,7 @@ class Feeder:
         depth = DEPTH if self._step_s < LONG_STEP_S else 1
         while len(self._queued) < depth and self._submitted < goal:
             num_steps = min(self._num_steps, goal - self._submitted)
-            futures = self.engines.submit(
-                "run_slice", num_steps, self._follows, ranks=self.ranks
-            )
+            futures = self.engines.submit("run_slice", num_steps, self._follows, ranks=self.ranks)
             self._follows = True
             self._submitted += num_steps
             self._queued.append(InFlight(num_steps, futures))

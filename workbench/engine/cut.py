@@ -8,6 +8,7 @@ computed again wherever it is needed, since every rank has the inputs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -189,6 +190,7 @@ def _plan(flow: Flow, span: tuple[int, int], ends: tuple[Place | None, Place | N
         units=list(dict.fromkeys(units)),
         share=flow.cost(*span) / max(flow.cost(0, len(tape.nodes)), 1.0),
         start=(before.unit, before.nth) if before else None,
+        dropped=Counter(name for node in tape.nodes[: span[0]] for name in node.dropped),
         wiring=wiring,
     )
 

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
 from workbench.engine.cost import DrawnError, Meter
+from workbench.engine.dropout import kind_of
 from workbench.engine.nest import Ref, State, filled, signature, template, tensors
 from workbench.engine.probe import probed
 from workbench.engine.refusal import UnrecordableError, refused
@@ -86,11 +87,14 @@ class _Recorder(TorchFunctionMode):
         self.inside = False
         self.reads: set[int] = set()
         self.state: set[str] = set()
+        self.dropped: list[str] = []
         self.open = opened(model) if given is None else set()
         self.names: dict[nn.Module, str] = {}
         for name, module in model.named_modules():
             if (module not in self.open) if given is None else (name in given):
                 self.names[module] = name
+            if kind_of(module) is not None:
+                module.register_forward_pre_hook(lambda *_, n=name: self.dropped.append(n))
         self.ambient = _autocast(device.type)
         self.before = _random_state(), _attributes(self.open)
         self._take_state()
@@ -179,6 +183,7 @@ class _Recorder(TorchFunctionMode):
                     result = call(*args, **kwargs)
                     mutated = _mutated(watched)
                 except Exception as error:  # noqa: BLE001 - it may be for want of values
+                    self.dropped.clear()
                     result, mutated = self._probed(module, call, (args, kwargs), error)
             for owner, key, tensor in held:
                 name = self.known.get(id(tensor))
@@ -232,12 +237,13 @@ class _Recorder(TorchFunctionMode):
             random=self.meter.random,
             grad=None if grad else False,
             autocast=None if autocast == self.ambient else autocast,
+            dropped=tuple(self.dropped),
         )
         for slot in range(len(self.made)) if changed else self.reads:
             turns, takes = self.tape.values[slot].turns, self.made[slot].requires_grad
             if turns[-1][1] != takes:
                 turns.append((len(self.tape.nodes), takes))
-        self.reads, self.state = set(), set()
+        self.reads, self.state, self.dropped = set(), set(), []
         self.tape.nodes.append(node)
 
     def finish(self, result: Any) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from workbench.engine.source import is_cell
+from workbench.engine.units import example
 from workbench.errors import LayoutError
 
 LOOKS_AT_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
-PARTS = "Give its parts in the order they are called: def stages(model): return [model.a, *model.b]"
 
 
 class UnrecordableError(Exception):
@@ -37,7 +37,10 @@ def refused(error: Exception, model: nn.Module) -> LayoutError:
         what = f"does not run without values ({type(error).__name__}: {says})"
     text = f"{type(model).__name__}{_place(error)} {what}, so that it cannot be cut by itself. "
     if getattr(error, "parts_help", True):
-        return LayoutError(text + PARTS)
+        return LayoutError(
+            f"{text}Give its parts in the order they are called: def stages(model): "
+            f"return {example(model)}"
+        )
     return LayoutError(text + "Use data parallelism.")
 
 

@@ -44,6 +44,7 @@ class StagePlan:
     and out; requires_grad says whether a gradient comes back. params, buffers: names, of tied
     ones the first. units: parts with parameters. share: of the cost of all stages.
     start: the unit it begins with and which call of it, None for the first stage.
+    dropped: how often stages before it have called each dropout module.
     """
 
     nodes: tuple[Node, ...]
@@ -54,6 +55,7 @@ class StagePlan:
     units: list[str]
     share: float
     start: tuple[str, int] | None
+    dropped: dict[str, int]
     wiring: Wiring
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Size, Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -56,10 +57,10 @@ def local_part(tensor: Tensor) -> tuple[Tensor, Box]:
 
     Raises CheckpointError for a placement other than Replicate and Shard.
     """
-    tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
-        return tensor, whole(tensor.shape)
-    local = tensor.to_local()
+        return tensor.detach(), whole(tensor.shape)
+    with torch.no_grad():  # with gradients it would take an autograd function for each
+        local = tensor.to_local().detach()
     coordinate = tensor.device_mesh.get_coordinate()
     offset, shape = [0] * tensor.ndim, list(tensor.shape)
     for axis, placement in enumerate(tensor.placements):

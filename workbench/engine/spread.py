@@ -28,6 +28,7 @@ from workbench.engine.held import Held, TensorCut
 from workbench.engine.micro import Micro
 from workbench.engine.recompute import recompute
 from workbench.engine.skeleton import copy_of
+from workbench.engine.units import shown
 from workbench.engine.world import World
 from workbench.errors import LayoutError
 from workbench.spec.layout import Layout
@@ -224,13 +225,21 @@ class Spread:
         stages = self.layout.num_stages
         return self.blueprint.cut(stages, inputs, key, training=False).stages
 
+    def drawn_before(self, stage: int) -> dict[str, int]:
+        """How often each dropout module was called on a microbatch before it came to a stage."""
+        return dict(self._cut.stages[stage].dropped) if self._cut is not None else {}
+
     # What the panel shows.
 
     def stages_shown(self) -> list[dict[str, Any]]:
         """Each stage's units and its share of the cost; [] without a pipeline."""
         if self._cut is None:
             return []
-        return [{"units": list(p.units), "share": p.share} for p in self._cut.stages]
+        bones = self.blueprint.bones
+        return [
+            {"units": [shown(bones, name) for name in plan.units], "share": plan.share}
+            for plan in self._cut.stages
+        ]
 
 
 def _give_memory(part: nn.Module, device: torch.device) -> None:

@@ -2,22 +2,21 @@
 
 Keys are `model/<fqn>` and `optim/<fqn>/<name>`. A replicated rank holds the whole box of each
 key, a sharded one its rows, so one dict describes both, and moving between them is copying boxes.
-Switching in memory is `put(new_model, new_optimizer, gather(take(model, optimizer)))`.
+A switch in memory is `moves.move` from the pieces of one layout to those of another.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from workbench.engine.held import Held
@@ -71,7 +70,12 @@ def take(
             for key, value in optimizer.state.get(param, {}).items():
                 if value is not None:
                     tensor = _as_tensor(value, f"{name}/{key}")
-                    pieces[f"optim/{name}/{key}"] = _state_piece(held, name, param, tensor, key)
+                    like = pieces[f"model/{name}"]
+                    pieces[f"optim/{name}/{key}"] = (
+                        replace(like, local=local)
+                        if (local := _alike(tensor, param)) is not None
+                        else _state_piece(held, name, param, tensor, key)
+                    )
     return pieces
 
 
@@ -94,37 +98,6 @@ def load(model: Held | nn.Module, optimizer: Optimizer | None, pieces: Mapping[s
         for key, piece in pieces.items():
             if mine[key].local.data_ptr() != piece.local.data_ptr():
                 mine[key].local.copy_(piece.local)
-    put_numbers(model, optimizer, mine)
-
-
-def gather(pieces: Mapping[str, Piece]) -> Iterator[tuple[str, Tensor]]:
-    """Each key with its whole tensor, on every rank; collective, at most one tensor at a time.
-
-    What all ranks hold whole is given as it is, without communication, and shares memory.
-    """
-    for key, boxes in _boxes_of_all(pieces).items():
-        piece = pieces[key]
-        complete = all(box == whole(piece.shape) for box in boxes)
-        yield key, piece.local if complete and not piece.buffer else _gathered(piece, boxes)
-
-
-def put(
-    model: nn.Module, optimizer: Optimizer | None, tensors: Iterable[tuple[str, Tensor]]
-) -> None:
-    """Copy whole tensors into this layout, each rank the box it holds; what `gather` gives.
-
-    Raises CheckpointError for a key or shape that is not this model's, or one that is missing.
-    """
-    mine = take(model, optimizer)
-    missing = set(mine)
-    with torch.no_grad():
-        for key, tensor in tensors:
-            if key not in mine or tuple(tensor.shape) != mine[key].shape:
-                raise CheckpointError(f"This state is of another model: {key} has no place in it.")
-            mine[key].local.copy_(tensor[mine[key].box.slices()])
-            missing.discard(key)
-    if missing:
-        raise CheckpointError(f"This state is of another model: it lacks {short(missing)}.")
     put_numbers(model, optimizer, mine)
 
 
@@ -247,6 +220,19 @@ def _cut_piece(held: Held, name: str, tensor: Tensor) -> Piece:
     return Piece(local, box.offset, held.shape_of(name, tensor))
 
 
+def _alike(tensor: Tensor, param: Tensor) -> Tensor | None:
+    """The memory of a tensor that lies on the ranks as the parameter does, None for another."""
+    if type(tensor) is Tensor:
+        is_plain = not isinstance(param, DTensor)
+        return tensor.detach() if is_plain and tensor.shape == param.shape else None
+    if isinstance(tensor, DTensor) and isinstance(param, DTensor):
+        same = tensor.shape == param.shape and tensor.placements == param.placements
+        if same and tensor.device_mesh == param.device_mesh:
+            with torch.no_grad():
+                return tensor.to_local().detach()
+    return None
+
+
 def _state_piece(held: Held, name: str, param: Tensor, tensor: Tensor, key: str) -> Piece:
     if tensor.shape == param.shape:
         return _cut_piece(held, name, tensor)
@@ -340,49 +326,3 @@ def _no_change(optimizer: Optimizer, params: list[nn.Parameter]) -> Iterator[Non
             param.grad = grad
         for group, kept in zip(optimizer.param_groups, values, strict=True):
             group.update(kept)
-
-
-def _boxes_of_all(pieces: Mapping[str, Piece]) -> dict[str, list[Box]]:
-    """For each key the box of every rank, in rank order; the ranks must have the same keys."""
-    mine = {key: (piece.offset, tuple(piece.local.shape)) for key, piece in pieces.items()}
-    if not dist.is_initialized():
-        return {key: [Box(*box)] for key, box in mine.items()}
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    boxes: dict[str, list[Box]] = defaultdict(list)
-    for held in everyone:
-        if held.keys() != mine.keys():
-            differ = short(held.keys() ^ mine.keys())
-            raise CheckpointError(f"The ranks do not hold the same keys: {differ}.")
-        for key, box in held.items():
-            boxes[key].append(Box(*box))
-    # In this rank's order, which the order of rank 0 stands for on all.
-    return {key: boxes[key] for key in everyone[0]}
-
-
-def _gathered(piece: Piece, boxes: list[Box]) -> Tensor:
-    local = piece.local
-    chunk = boxes[0].shape[0] if piece.shape else 0
-    rows_in_order = chunk > 0 and all(
-        box.offset[0] == min(rank * chunk, piece.shape[0]) and box.shape[1:] == piece.shape[1:]
-        for rank, box in enumerate(boxes)
-    )
-    if len(boxes) > 1 and rows_in_order:
-        # The chunks lie one after another in the result: received in place, padding at the end.
-        padded = local.new_empty((chunk * len(boxes), *piece.shape[1:]))
-        mine = local
-        if local.shape[0] < chunk:
-            mine = local.new_zeros((chunk, *piece.shape[1:]))
-            mine[: local.shape[0]] = local
-        dist.all_gather(list(padded.split(chunk)), mine.contiguous())
-        return padded[: piece.shape[0]]
-    full = local.new_empty(piece.shape)
-    for box in dict.fromkeys(box for box in boxes if box.numel):
-        source = boxes.index(box)
-        part = local.new_empty(box.shape)
-        if box == piece.box:
-            part.copy_(local)
-        if len(boxes) > 1:
-            dist.broadcast(part, src=source)
-        full[box.slices()] = part
-    return full

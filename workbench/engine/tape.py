@@ -45,7 +45,7 @@ class Node:
 
     outs: where the tensors of the result go, in their order. mutates: storages written in place.
     state: parameters and buffers it uses, all of a unit's. grad, autocast: where they differ from
-    what they were around the forward.
+    what they were around the forward. dropped: dropout modules it calls, one name a call.
     """
 
     function: Callable[..., Any] | None
@@ -60,6 +60,7 @@ class Node:
     random: bool
     grad: bool | None
     autocast: tuple[str, bool, torch.dtype] | None
+    dropped: tuple[str, ...]
 
 
 @dataclass

@@ -171,7 +171,8 @@ class Trainer:
     @contextlib.contextmanager
     def _enter(self, micro: Micro, stage: int) -> Iterator[None]:
         """A forward pass of a microbatch: its precision, and where its random numbers begin."""
-        self.spread.draw.put((self.step, micro.first, micro.count, micro.padded, {}))
+        before = self.spread.drawn_before(stage)
+        self.spread.draw.put((self.step, micro.first, micro.count, micro.padded, before))
         # What is no module (functional dropout) draws by this; the same on tensor-parallel ranks.
         seed = mixed("step", self.plan.recipe.seed, self.step, micro.first, stage)
         # torch.manual_seed would take a millisecond: it asks every kind of accelerator in turn.

@@ -73,14 +73,29 @@ def given_names(model: nn.Module, stages: Stages) -> list[str]:
         if part not in names:
             raise RecipeError(
                 f"stages(model) gives {_kind(part)}, which is no submodule of the model. "
-                "Give submodules in the order they are called: return [model.first, *model.layers]"
+                f"Give submodules in the order they are called: return {example(model)}"
             )
     if not parts:
         raise RecipeError(
             f"stages(model) gives {_kind(given)} instead of a list of submodules. "
-            "Write: def stages(model): return [model.first, *model.layers]"
+            f"Write: def stages(model): return {example(model)}"
         )
     return [names[part] for part in parts]
+
+
+def example(model: nn.Module) -> str:
+    """What a recipe's `stages` may return, with the names of this model: `[model.a, *model.b]`."""
+    found = [
+        f"{'*' if isinstance(child, LISTS) else ''}model.{name}"
+        for name, child in model.named_children()
+        if name.isidentifier() and _holds(child)
+    ]
+    return f"[{', '.join(found or ['*model.children()'])}]"
+
+
+def shown(model: nn.Module, name: str) -> str:
+    """A unit's name for a reader: the bare number of a member of nn.Sequential gets its kind."""
+    return f"{type(model.get_submodule(name)).__name__} {name}" if name.isdigit() else name
 
 
 def _holds(module: nn.Module) -> bool:

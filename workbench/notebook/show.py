@@ -119,7 +119,7 @@ def status(engines: Engines, *, verbose: bool = False) -> Table:
 
 def saved(entry: Mapping[str, Any]) -> SavedName:
     """A checkpoint just written."""
-    from workbench.notebook.panel.formats import size
+    from workbench.spec.formats import size
 
     large = size(entry["bytes"])
     shown = f"saved {entry['name']}: step {entry['step']:,}, {large}, {entry['path']}"
@@ -128,7 +128,7 @@ def saved(entry: Mapping[str, Any]) -> SavedName:
 
 def checkpoints(entries: Sequence[dict[str, Any]], root: str, run: str | None) -> Table:
     """Checkpoints with the names that may be typed: those of `run` by their name alone."""
-    from workbench.notebook.panel.formats import age, size
+    from workbench.spec.formats import age, size
     from workbench.notebook.panel.texts.en import TEXTS
 
     now_s = time.time()

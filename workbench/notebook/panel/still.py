@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.notebook.panel.formats import digits, percent, rate, size
+from workbench.spec.formats import digits, percent, rate, size
 
 POINTS = 240
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 420, 160, 52, 20, 22
