@@ -139,3 +139,27 @@ def _buffers(rank):
 
 def test_buffers_that_differ_are_those_of_rank_0():
     assert ranks(2, _buffers) == [[1.0] * 7] * 2
+
+
+def _boxes(rank):
+    mesh = init_device_mesh("cpu", (2, 2))
+    found = []
+    for shape, placements in [
+        ((5, 3), (Replicate(), Shard(0))),
+        ((5, 3), (Shard(0), Replicate())),
+        ((7, 3), (Shard(0), Shard(0))),
+        ((3, 5), (Shard(1), Shard(0))),
+        ((1,), (Shard(0), Shard(0))),
+    ]:
+        full = torch.arange(torch.Size(shape).numel()).reshape(shape)
+        local, box = shards.local_part(distribute_tensor(full, mesh, placements))
+        found.append(torch.equal(full[box.slices()], local))
+    try:
+        shards.local_part(DTensor.from_local(torch.ones(2), mesh, (Partial(), Replicate())))
+    except CheckpointError as error:
+        found.append("no box of its own" in str(error))
+    return found
+
+
+def test_boxes_are_where_the_shards_lie_in_the_whole():
+    assert ranks(4, _boxes) == [[True] * 6] * 4

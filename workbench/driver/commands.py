@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.driver import exports, runs
 from workbench.errors import InputError, LayoutError, WorkbenchError
-from workbench.spec.layout import Layout, parse_layout
 from workbench.spec.formats import size
+from workbench.spec.layout import Layout, parse_layout
 from workbench.spec.limits import why_not
 from workbench.spec.strategy import STRATEGIES, layout_for, short_name, strategy_of
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from workbench.engine.held import Held
-from workbench.engine.shards import Box, local_part, whole
+from workbench.engine.shards import Box, local_part
 from workbench.errors import CheckpointError
 
 # How a tensor is stepped on a device is the machine's business, not the training's.

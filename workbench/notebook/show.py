@@ -128,8 +128,8 @@ def saved(entry: Mapping[str, Any]) -> SavedName:
 
 def checkpoints(entries: Sequence[dict[str, Any]], root: str, run: str | None) -> Table:
     """Checkpoints with the names that may be typed: those of `run` by their name alone."""
-    from workbench.spec.formats import age, size
     from workbench.notebook.panel.texts.en import TEXTS
+    from workbench.spec.formats import age, size
 
     now_s = time.time()
     look = [
