@@ -1,0 +1,40 @@
+"""Files that a user asks for by name: looked at before anything is written, never lost unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from workbench.errors import InputError
+
+
+def written(path: str | Path, write: Callable[[Path], object], *, force: bool = False) -> Path:
+    """Have `write` make the file beside its place and move it there -> its path, absolute.
+
+    So a file that is there is whole, the old one or the new. force: overwrite one that is there.
+    Raises InputError where it cannot be written.
+    """
+    try:
+        target = Path(path).expanduser().absolute()
+        _check(target, path, force=force)
+        partial = target.with_name(f"{target.name}.partial")
+        try:
+            write(partial)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~somebody who is not known
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path} cannot be written: {why}.") from None
+    return target
+
+
+def _check(target: Path, path: str | Path, *, force: bool) -> None:
+    if target.is_dir():
+        raise InputError(f"{path} is a folder. Name a file in it.")
+    if not target.parent.is_dir():
+        raise InputError(f"There is no folder {target.parent}. Make it, or name another file.")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{path} is no file. Name another.")
+    if target.exists() and not force:
+        raise InputError(f"{path} is there already. --force (force=True) overwrites it.")
