@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
+from tests.browser.panel_step import by_rank, sample
 from workbench.errors import RunError
 from workbench.spec.choices import choices
 from workbench.spec.layout import Layout
@@ -72,8 +73,10 @@ class StandIn:
             "goal": goal, "loss": None, "rate": None, "unit": "samples/s", "comm": None,
             "ranks": ranks, "alive": ranks, "precision": "fp32", "batch": limits.batch,
             "lossy": "", "by_rank": [], "marks": [], "metrics": {}, "metrics_step": None,
-            "checkpoints": [], "events": [], "engines": [], "pending": "",
+            "checkpoints": [], "events": [], "engines": [], "pending": "", "idle": None,
+            "sample": None, "memory": [], "derived": {},
         }  # fmt: skip
+        self.slow_ms: dict[int, float] = {}
         self.lay_out(layout_for("data", ranks))
         if step:
             self.advance(step)
@@ -81,6 +84,7 @@ class StandIn:
     def lay_out(self, layout: Layout) -> None:
         """Be under a layout from now on."""
         ranks = self._state["ranks"]
+        self._layout = layout
         self.change(
             strategy=strategy_of(layout),
             layout=str(layout),
@@ -97,11 +101,10 @@ class StandIn:
                 slow = 0.62 if "fsdp" in now["layout"] else SPEED[now["strategy"]]
                 loss = 0.08 + 2.25 * math.exp(-step / 110) * (1 + 0.07 * math.sin(step * 1.7))
                 rate = slow * (2616 + 70 * math.sin(step * 0.9) + 50 * math.cos(step * 2.3))
-                now.update(step=step, loss=loss, rate=rate, comm=0.12 if slow == 1 else 0.31)
+                now.update(step=step, loss=loss, rate=rate)
                 for key, value in (("step", step), ("loss", loss), ("rate", rate)):
                     self._wave[key].append(value)
-            wall_ms = 64e3 / now["rate"]
-            now["by_rank"] = [self._times(rank, wall_ms) for rank in range(now["ranks"])]
+            self._measure()
             if now["step"] >= now["goal"]:
                 now.update(state="finished", metrics={"accuracy": 0.9722}, metrics_step=now["step"])
             self.version += 1
@@ -197,9 +200,42 @@ class StandIn:
         self.change(marks=[*self._state["marks"], mark])
         self.tell(kind, text)
 
-    def _times(self, rank: int, wall_ms: float) -> dict[str, Any]:
-        comm_ms = wall_ms * (self._state["comm"] + 0.015 * (rank % 3))
-        data_ms, other_ms = 0.04 * wall_ms, 0.06 * wall_ms
-        compute_ms = wall_ms - comm_ms - data_ms - other_ms
-        return {"rank": rank, "compute_ms": compute_ms, "comm_ms": comm_ms, "data_ms": data_ms,
-                "other_ms": other_ms, "sent_bytes": 61_440}  # fmt: skip
+    def _measure(self) -> None:
+        """What the meters say of the last step; its parts, its spans and its sums are one."""
+        now, layout = self._state, self._layout
+        taken = sample(layout, now["ranks"], now["step"], 64e3 / now["rate"], self.slow_ms)
+        rows = by_rank(taken, 61_440)
+        wall_ms = sum(row["wall_ms"] for row in rows)
+        now.update(
+            sample=taken,
+            by_rank=rows,
+            comm=sum(row["wire_ms"] for row in rows) / wall_ms,
+            idle=sum(row["idle_ms"] for row in rows) / wall_ms,
+            memory=[memory(place) for place in now["places"] if not place["idle"]],
+            engines=[engine(rank, now["step"]) for rank in range(now["ranks"])],
+            derived={
+                "flops": 4.2e9, "mfu": 0.31, "peak_flops": 2.6e11 * now["ranks"],
+                "bubble": now["idle"] if layout.pp > 1 else None,
+                "bubble_formula": (layout.pp - 1) / (layout.pp - 1 + layout.microbatches)
+                if layout.pp > 1 else None,
+            },
+        )  # fmt: skip
+
+
+def memory(place: dict[str, Any]) -> dict[str, Any]:
+    """What a rank that holds a share of the model has in memory, in bytes."""
+    held = round(place["held"] * 1_129_512)
+    activations = round(2_400_000 * (0.4 + place["held"]) / (1 + place["pp"] / 4))
+    return {
+        "rank": place["rank"], "parameters": held, "gradients": held, "optimizer": 2 * held,
+        "activations": activations, "resident": 4 * held + activations + 310_000_000,
+    }  # fmt: skip
+
+
+def engine(rank: int, step: int) -> dict[str, Any]:
+    """A rank's process and its device."""
+    return {
+        "rank": rank, "state": "alive", "device": "cpu", "threads": 1, "host": "lectern",
+        "pid": 41_200 + rank, "cpu": 0.9 + 0.09 * math.sin(rank + step), "log": "",
+        "resident": 310_000_000 + 7_000_000 * (rank % 3), "gpu": None,
+    }  # fmt: skip

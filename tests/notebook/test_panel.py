@@ -13,11 +13,12 @@ from ipywidgets.widgets import widget
 
 from tests.browser.panel_run import StandIn
 from workbench.errors import InputError
-from workbench.notebook.panel import Panel, formats
+from workbench.notebook.panel import Panel
 from workbench.notebook.panel.board import Board, on_request, plotly_js
 from workbench.notebook.panel.frame import frame
-from workbench.notebook.panel.still import as_html, as_text
+from workbench.notebook.panel.still import PARTS, as_html, as_text
 from workbench.notebook.panel.texts import en
+from workbench.spec import formats
 
 ESM_LIMIT_BYTES = 12 * 1024
 WAIT_S = 10
@@ -189,7 +190,7 @@ def test_plain_text_is_four_lines(run):
     assert lines == [
         "digits-3: running, step 137 of 500, dp4 on 4 of 4 ranks",
         "loss 0.7461",
-        "2,596 samples/s, 12 % of a step in communication",
+        "2,596 samples/s, 4 % of a step in communication, 2 % idle",
         "1 checkpoint, last step-137 (123 KB)",
     ]
 
@@ -202,6 +203,39 @@ def test_the_picture_is_whole_and_without_script(step):
     ElementTree.fromstring(f"<div>{html}</div>")
     assert "<script" not in html
     assert html.count("<polyline") == (2 if step else 0)
+
+
+def test_the_picture_has_a_colour_for_each_part_of_a_step(run):
+    html = as_html(run.snapshot(), en.TEXTS)
+    assert [f">{en.TEXTS[f'part_{part}']}</text>" in html for part in PARTS] == [True] * 7
+    # Four ranks and the legend.
+    assert html.count('fill="url(#wb-hatch)"') == 5
+
+
+def test_where_wire_and_idle_are_not_known_communication_is_one_part(run):
+    rows = run.snapshot()["by_rank"]
+    unsplit = {"wire_ms": None, "idle_ms": None}
+    run.change(idle=None, by_rank=[{**row, **unsplit, "comm_ms": 3.25} for row in rows])
+    html = as_html(run.snapshot(), en.TEXTS)
+    assert html.count('fill="url(#wb-hatch)"') == 5
+    assert f">{en.TEXTS['part_idle']}</text>" not in html
+    assert as_text(run.snapshot()).splitlines()[2].endswith("communication, - idle")
+
+
+@pytest.mark.parametrize("strategy", ["data", "model", "pipeline", "hybrid", "none"])
+def test_what_stands_in_for_a_run_has_books_that_balance(run, strategy):
+    run.ask("switch", strategy=strategy).result()
+    run.slow_ms = {0: 30.0}
+    run.advance(3)
+    seen = run.snapshot()
+    spans = {row["rank"]: row for row in seen["sample"]["ranks"]}
+    assert {row["rank"] for row in seen["by_rank"]} == set(spans)
+    for row in seen["by_rank"]:
+        parts_ms = [row[f"{part}_ms"] for part in PARTS]
+        ends = [end for _, _, end, *_ in spans[row["rank"]]["spans"]]
+        begins = [begin for _, begin, *_ in spans[row["rank"]]["spans"]]
+        assert sum(parts_ms) == pytest.approx(row["wall_ms"])
+        assert begins[1:] == pytest.approx(ends[:-1])
 
 
 def test_the_picture_shows_where_it_was_switched(run):

@@ -85,9 +85,9 @@ function render({ model, el }) {
     return Object.assign(make("div", { class: `wb-number ${cls}` }, k, make("div", {}, v, u)), { v, u, k });
   };
   const pill = make("div", { class: "wb-pill", role: "status" });
-  const nums = Object.fromEntries(["step", "loss", "throughput", "communication", "ranks"].map((k) => [k, number(t[k], k)]));
+  const nums = Object.fromEntries(["step", "loss", "throughput", "communication", "idle", "ranks"].map((k) => [k, number(t[k], k)]));
   const metrics = make("div", { class: "wb-metrics" });
-  const numbers = make("div", { class: "wb-numbers" }, nums.step, nums.loss, metrics, nums.throughput, nums.communication, nums.ranks);
+  const numbers = make("div", { class: "wb-numbers" }, nums.step, nums.loss, metrics, nums.throughput, nums.communication, nums.idle, nums.ranks);
   const bar = make("div", { class: "wb-bar", role: "progressbar", "aria-label": t.step, "aria-valuemin": 0 }, make("i"));
   const b = {
     resume: button("resume", t.resume, "running", "go"), pause: button("pause", t.pause, "paused"),
@@ -105,12 +105,12 @@ function render({ model, el }) {
     make("div", { class: "wb-segments", role: "group", "aria-label": t.strategy }, ...picks), b.save);
   const options = make("div", { class: "wb-options", role: "group", "aria-label": t.options });
   const message = make("div", { class: "wb-message", role: "status" });
-  const figure = (title, legend = []) => {
+  const figure = (title) => {
     const head = make("span", { class: "wb-title" }, title), plot = make("div", { class: "wb-plot" }), wait = make("div", { class: "wb-wait" }, t.loading);
-    const keys = make("span", { class: "wb-legend" }, ...legend.map((k) => make("span", {}, make("i", { class: `wb-${k}` }), t[k])));
+    const keys = make("span", { class: "wb-legend" });
     return Object.assign(make("figure", { role: "img" }, make("figcaption", {}, head, keys), plot, wait), { head, keys, plot, wait });
   };
-  const f = { loss: figure(t.loss_title), rate: figure(t.rate_title), time: figure(`${t.time_title} (ms)`, ["compute", "comm", "data", "other"]), layout: figure(t.layout) };
+  const f = { loss: figure(t.loss_title), rate: figure(t.rate_title), time: figure(`${t.time_title} (ms)`), layout: figure(t.layout) };
   const lists = make("div", { class: "wb-lists" });
   const veil = make("div", { class: "wb-veil", role: "alert" });
   const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, controls, options, make("div", { class: "wb-line" }, message, about),
@@ -133,6 +133,7 @@ function render({ model, el }) {
     put(nums.throughput.v, speed(s.rate));
     put(nums.throughput.u, ` ${s.unit}`);
     put(nums.communication.v, share(s.comm));
+    put(nums.idle.v, share(s.idle));
     put(nums.ranks.v, `${s.alive} / ${s.ranks}`);
     const lost = s.alive < s.ranks && s.state !== "gone";
     if (changed("lost", lost)) {

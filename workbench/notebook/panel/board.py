@@ -28,7 +28,7 @@ def script(name: str) -> str:
 
 def on_request() -> str:
     """The scripts a page asks for once it shows a panel, as one module."""
-    return "\n".join(map(script, ("lists.js", "options.js", "layout.js", "charts.js")))
+    return "\n".join(map(script, ("parts.js", "lists.js", "options.js", "layout.js", "charts.js")))
 
 
 class Board(anywidget.AnyWidget):

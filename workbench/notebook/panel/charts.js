@@ -8,8 +8,8 @@ function reach(last, goal) {
 
 const plain = (text) => text.replace(/[<&]/g, (c) => (c === "<" ? "&lt;" : "&amp;"));
 
-export function charts(root, body, f, s, { digits, speed, put, set, t }) {
-  const { Plotly } = window, PARTS = ["compute", "comm", "data", "other"];
+export function charts(root, body, f, s, { digits, speed, put, set, make, changed, t }) {
+  const { Plotly } = window, parts = partsOf(s.by_rank);
   const style = getComputedStyle(root), colour = (name) => style.getPropertyValue(`--wb-${name}`).trim();
   const px = parseFloat(getComputedStyle(body).fontSize), family = style.fontFamily, ink = colour("dim"), em = (x) => Math.round(x * px);
   const axis = (more) => ({ gridcolor: colour("grid"), linecolor: colour("grid"), zeroline: false, fixedrange: true, tickfont: { size: em(0.9) }, ...more });
@@ -55,13 +55,15 @@ export function charts(root, body, f, s, { digits, speed, put, set, t }) {
   line(f.loss, "blue", "loss", { tickformat: "~g", autorange: true }, "");
   line(f.rate, "green", "rate", { tickformat: "~s", rangemode: "tozero", autorange: true }, ` ${s.unit}`);
   const ranks = s.by_rank.map((r) => r.rank), n = ranks.length;
-  draw(f.time, PARTS.map((part) => ({ type: "bar", x: ranks, y: s.by_rank.map((r) => r[`${part}_ms`]), name: t[part],
-    customdata: s.by_rank.map((r) => size(r.sent_bytes)), marker: { color: colour(part), line: { width: 0 }, pattern: part === "comm" ? { shape: "/", fillmode: "overlay", bgcolor: colour(part), fgcolor: colour("hatch"), size: em(0.5), solidity: 0.28 } : undefined },
-    hovertemplate: `${t[part]} %{y:.3g} ms${part === "comm" ? `, ${t.sent} %{customdata}` : ""}<extra></extra>` })),
+  if (changed("legend", parts)) f.time.keys.replaceChildren(...legend(make, t, parts));
+  const pattern = (part) => HATCH[part] && { shape: HATCH[part][0], fillmode: "overlay", bgcolor: colour(part), fgcolor: colour(HATCH[part][1]), size: em(HATCH[part][0] === "/" ? 0.5 : 0.36), solidity: 0.28 };
+  draw(f.time, parts.map((part) => ({ type: "bar", x: ranks, y: s.by_rank.map((r) => r[`${part}_ms`]), name: t[`part_${part}`],
+    customdata: s.by_rank.map((r) => size(r.sent_bytes)), marker: { color: colour(part), line: { width: 0 }, pattern: pattern(part) },
+    hovertemplate: `${t[`part_${part}`]} %{y:.3g} ms${part === "wire" || part === "comm" ? `, ${t.sent} %{customdata}` : ""}<extra></extra>` })),
     { name: t.rank, tickmode: "linear", tick0: 0, dtick: 2 ** Math.max(0, Math.ceil(Math.log2((n * em(2.4)) / f.time.plot.clientWidth))), range: [-0.6, Math.max(n, 1) - 0.4], showticklabels: n > 0 },
-    n ? { rangemode: "tozero", autorange: true } : { range: [0, 1], showticklabels: false, showgrid: false }, { barmode: "stack", bargap: 0.32, ...(n ? {} : blank(t.no_times)) });
+    n ? { rangemode: "tozero", autorange: true } : { range: [0, 1], showticklabels: false, showgrid: false }, { barmode: "stack", bargap: 0.32, margin: { l: em(3.6), r: em(1), t: em(3.2), b: em(f.time.plot.clientHeight > 11 * px ? 2.9 : 1.7) }, ...(n ? {} : blank(t.no_times)) });
   put(f.rate.head, `${t.rate_title} (${s.unit})`);
   set(f.loss, "aria-label", `${t.loss_title} ${digits(s.loss)}, ${t.step} ${s.step}`);
   set(f.rate, "aria-label", `${t.rate_title} ${speed(s.rate)} ${s.unit}`);
-  set(f.time, "aria-label", `${t.time_title} (ms): ${s.by_rank.map((r) => `${t.rank} ${r.rank}: ${PARTS.map((p) => `${t[p]} ${digits(r[`${p}_ms`], 3)}`).join(", ")}`).join("; ")}`);
+  set(f.time, "aria-label", `${t.time_title} (ms): ${s.by_rank.map((r) => `${t.rank} ${r.rank}: ${parts.map((p) => `${t[`part_${p}`]} ${digits(r[`${p}_ms`], 3)}`).join(", ")}`).join("; ")}`);
 }

@@ -14,7 +14,7 @@ from typing import Any
 EVENTS_SHOWN = 60
 CURVE_DIGITS = 5
 # Kept in the kernel: the page has no use for them.
-LEFT_OUT = ("engines",)
+LEFT_OUT = ("engines", "sample", "memory", "derived")
 
 
 def frame(snapshot: Mapping[str, Any]) -> bytes:

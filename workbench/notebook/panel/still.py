@@ -21,11 +21,23 @@ BLUE, GREEN, GREY = "#2f86c4", "#009e73", "#8a8a8a"
 ALONE = (
     ".jp-OutputArea-child:not(:has(.wb-panel)):has(+ .jp-OutputArea-child .wb-still){display:none}"
 )
-PARTS = (
-    ("compute", "compute_ms", BLUE),
-    ("comm", "comm_ms", "#e69f00"),
-    ("data", "data_ms", "#cc79a7"),
-    ("other", "other_ms", "#b0b0b0"),
+COLOURS = {
+    "forward": "#0072b2",
+    "backward": "#56b4e9",
+    "optimizer": "#cc79a7",
+    "data": "#009e73",
+    "wire": "#e69f00",
+    "comm": "#e69f00",
+    "idle": "#c8ccd1",
+    "other": "#7d838b",
+}
+# In the order of the bars; where nobody can tell the wire from waiting, both are one part.
+PARTS = ("forward", "backward", "optimizer", "data", "wire", "idle", "other")
+PLAIN = ("forward", "backward", "optimizer", "data", "comm", "other")
+HATCH = (
+    '<pattern id="wb-hatch" width="5" height="5" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><rect width="5" height="5" fill="#e69f00"/>'
+    '<path d="M0 0V5" stroke="#7a5200" stroke-width="2.4"/></pattern>'
 )
 
 
@@ -44,7 +56,8 @@ def as_text(snapshot: Mapping[str, Any]) -> str:
             f"{snapshot['layout']} on {snapshot['alive']} of {snapshot['ranks']} ranks{message}",
             f"loss {digits(snapshot['loss'])}{metrics}",
             f"{rate(snapshot['rate'], snapshot['unit'])}, "
-            f"{percent(snapshot['comm'])} of a step in communication",
+            f"{percent(snapshot['comm'])} of a step in communication, "
+            f"{percent(snapshot.get('idle'))} idle",
             f"{count}{last}",
         )
     )
@@ -88,6 +101,7 @@ def _numbers(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
         *((name, digits(value)) for name, value in (snapshot["metrics"] or {}).items()),
         (texts["throughput"], rate(snapshot["rate"], snapshot["unit"])),
         (texts["communication"], percent(snapshot["comm"])),
+        (texts["idle"], percent(snapshot.get("idle"))),
         (texts["ranks"], f"{snapshot['alive']} / {snapshot['ranks']}"),
         (texts["layout"], snapshot["layout"]),
     ]
@@ -162,12 +176,12 @@ def _tick(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else digits(value, 3)
 
 
-def _frame(high: str, low: str, first: str, last: str) -> str:
+def _frame(high: str, low: str, first: str, last: str, top: int = TOP) -> str:
     bottom = HEIGHT - BOTTOM
     text = '<text x="{}" y="{}" text-anchor="{}">{}</text>'
     return (
-        f'<path d="M{LEFT} {TOP}V{bottom}H{WIDTH - 8}" fill="none" stroke="{GREY}"/>'
-        + text.format(LEFT - 6, TOP + 4, "end", high)
+        f'<path d="M{LEFT} {top}V{bottom}H{WIDTH - 8}" fill="none" stroke="{GREY}"/>'
+        + text.format(LEFT - 6, top + 4, "end", high)
         + text.format(LEFT - 6, bottom, "end", low)
         + text.format(LEFT, bottom + 15, "start", first)
         + text.format(WIDTH - 8, bottom + 15, "end", last)
@@ -175,21 +189,20 @@ def _frame(high: str, low: str, first: str, last: str) -> str:
 
 
 def _bars(by_rank: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str:
-    totals = [sum(row[key] or 0 for _, key, _ in PARTS) for row in by_rank]
+    parts = PLAIN if any(row.get("wire_ms") is None for row in by_rank) else PARTS
+    totals = [sum(row[f"{part}_ms"] or 0 for part in parts) for row in by_rank]
     if not totals or max(totals) <= 0:
         return _empty()
+    top = TOP + 18  # two lines of legend
     bottom, room = HEIGHT - BOTTOM, WIDTH - LEFT - 8
-    down, pitch = (bottom - TOP - 8) / max(totals), room / len(by_rank)
-    out = [_frame("", "0", "", "")]
+    down, pitch = (bottom - top - 4) / max(totals), room / len(by_rank)
+    out = [f"<defs>{HATCH}</defs>", _frame("", "0", "", "", top + 4)]
     for place, row in enumerate(by_rank):
         x, y = LEFT + pitch * (place + 0.15), float(bottom)
-        for _, key, colour in PARTS:
-            height = (row[key] or 0) * down
+        for part in parts:
+            height = (row[f"{part}_ms"] or 0) * down
             y -= height
-            out.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{pitch * 0.7:.1f}" height="{height:.1f}" '
-                f'fill="{colour}"/>'
-            )
+            out.append(_box(x, y, pitch * 0.7, height, part))
         if place % max(1, len(by_rank) // 16) == 0:
             middle = x + pitch * 0.35
             out.append(
@@ -197,12 +210,27 @@ def _bars(by_rank: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str
                 f"{row['rank']}</text>"
             )
     high = _tick(max(totals))
-    out.append(f'<text x="{LEFT - 6}" y="{TOP + 12}" text-anchor="end">{high}</text>')
-    x = LEFT
-    for key, _, colour in PARTS:
-        out.append(f'<rect x="{x}" y="0" width="10" height="10" fill="{colour}"/>')
-        out.append(f'<text x="{x + 14}" y="9">{escape(texts[key])}</text>')
-        x += 30 + 6 * len(texts[key])
+    out.append(f'<text x="{LEFT - 6}" y="{top + 12}" text-anchor="end">{high}</text>')
+    return "".join(out) + _legend([(part, texts[f"part_{part}"]) for part in parts])
+
+
+def _box(x: float, y: float, width: float, height: float, part: str) -> str:
+    fill = "url(#wb-hatch)" if part in ("wire", "comm") else COLOURS[part]
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"/>'
+    )
+
+
+def _legend(parts: Sequence[tuple[str, str]]) -> str:
+    out, x, y = [], float(LEFT), 0
+    for part, label in parts:
+        # Letters of Chinese are twice as wide.
+        width = 30 + 6.2 * sum(1 if char.isascii() else 2 for char in label)
+        if x + width > WIDTH:
+            x, y = float(LEFT), y + 15
+        out.append(_box(x, y, 10, 10, part))
+        out.append(f'<text x="{x + 14:.0f}" y="{y + 9}">{escape(label)}</text>')
+        x += width
     return "".join(out)
 
 
