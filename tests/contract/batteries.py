@@ -23,6 +23,7 @@ from workbench.engine.trainer import Trainer, seeded
 from workbench.engine.world import Meeting, World
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
+from workbench.spec.records import COLUMNS
 from workbench.spec.schedules import SCHEDULES
 
 # Blocks, tied embeddings, dropout (one module in two stages), a parameter of its own, a buffer.
@@ -177,9 +178,8 @@ class Ranks:
             if trainer.spread.is_idle:
                 found.append(self._whole_gradients(trainer))
             else:
-                columns: dict[str, list] = {name: [] for name in ("loss", "wall_s", "compute_s")}
-                columns |= {name: [] for name in ("comm_s", "data_s", "sent_bytes")}
-                trainer.run_steps(1, columns, since_s=None)
+                columns: dict[str, list] = {name: [] for name in COLUMNS}
+                trainer.run_steps(1, columns, follows=False)
                 loss += columns["loss"][0]
             dist.all_reduce(loss)
             losses.append(loss.item())

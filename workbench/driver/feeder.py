@@ -17,6 +17,7 @@ from workbench import errors as kinds
 from workbench.driver.echo import named
 from workbench.driver.history import History
 from workbench.errors import EnginesError, RunError, WorkbenchError
+from workbench.spec.layout import Layout
 
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
@@ -94,11 +95,11 @@ class Feeder:
             fitting = round(SLICE_S * num_steps / taken_s)
             self._num_steps = max(1, min(fitting, GROWTH * num_steps))
 
-    def drain(self, history: History, advance: Callable[[int], None]) -> None:
+    def drain(self, history: History, layout: Layout, advance: Callable[[int], None]) -> None:
         """Book the slices still queued; what they say of errors is of the one before."""
         while self._queued:
             if (replies := self.next_slice()) is not None:
-                advance(history.add(replies))
+                advance(history.add(replies, layout))
 
     def first_cause(self, told: dict[int, dict[str, Any]], step: int) -> WorkbenchError:
         """One error for what the ranks raised in a slice: the first cause, with its ranks.

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.spec.records import COLUMNS
+from workbench.driver.sample import joined
+from workbench.spec.layout import Layout
+from workbench.spec.records import COLUMNS, PARTS
 
 CURVE_POINTS = 600
+SAMPLES_KEPT = 64
 # What is shown as "now" is the mean over the slices that ended in the last second or so.
 RECENT_SLICES = 4
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Sums of one slice by rank: number of steps, and for each column but loss its sum."""
+    """Sums of one slice by rank: number of steps, and for each column but loss its sum.
+
+    waiting: by rank, the share of comm_s that was waiting, as its last step showed.
+    """
 
     num_steps: int
-    sums: list[dict[str, float | None]]
+    sums: list[dict[str, float]]
+    waiting: dict[int, float]
 
 
 @dataclass
 class History:
-    """Loss and rate by step, and the last slices by rank; grows by `add`, shrinks by `rewind`."""
+    """Loss and rate by step, and the last slices by rank; grows by `add`, shrinks by `rewind`.
+
+    samples: the last steps that were recorded whole, the newest last.
+    """
 
     units_per_step: int = 1
     steps: list[int] = field(default_factory=list)
@@ -32,30 +43,39 @@ class History:
     recent: list[Slice] = field(default_factory=list)
     wall_s: float = 0.0
     comm_s: float = 0.0
+    idle_s: float = 0.0
     timed_steps: int = 0
-    is_comm_known: bool = True
+    samples: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
 
-    def add(self, replies: list[dict[str, Any]]) -> int:
+    def add(self, replies: list[dict[str, Any]], layout: Layout) -> int:
         """Take the replies of one slice from all ranks; returns how many steps all had finished."""
         num_steps = min(len(reply["columns"]["loss"]) for reply in replies)
         if not num_steps:
             return 0
         columns = [{k: v[:num_steps] for k, v in reply["columns"].items()} for reply in replies]
-        sums = [{name: _sum(of[name]) for name in COLUMNS if name != "loss"} for of in columns]
-        wall_s = sum(of["wall_s"] or 0.0 for of in sums) / len(sums)
+        sums: list[dict[str, float]] = [{k: sum(of[k]) for k in COLUMNS[1:]} for of in columns]
+        wall_s = sum(of["wall_s"] for of in sums) / len(sums)
+        self._take_sample(replies, layout)
+        last = self.samples[-1]["ranks"] if self.samples else []
+        waiting = {row["rank"]: row["waiting"] for row in last}
         first = replies[0]["first"]
         self.steps.extend(range(first, first + num_steps))
         self.loss.extend(
             math.fsum(parts) for parts in zip(*(of["loss"] for of in columns), strict=True)
         )
         self.rate.extend([self.units_per_step * num_steps / wall_s] * num_steps)
-        self.recent = [*self.recent[1 - RECENT_SLICES :], Slice(num_steps, sums)]
-        comm = [of["comm_s"] for of in sums]
-        self.is_comm_known = None not in comm
+        self.recent = [*self.recent[1 - RECENT_SLICES :], Slice(num_steps, sums, waiting)]
         self.wall_s += wall_s
-        self.comm_s += sum(part or 0.0 for part in comm) / len(comm)
+        idle = [of["comm_s"] * waiting.get(rank, 0.0) for rank, of in enumerate(sums)]
+        self.idle_s += sum(idle) / len(sums)
+        self.comm_s += sum(of["comm_s"] for of in sums) / len(sums) - sum(idle) / len(sums)
         self.timed_steps += num_steps
         return num_steps
+
+    def _take_sample(self, replies: list[dict[str, Any]], layout: Layout) -> None:
+        told = [reply["sample"] for reply in replies if reply.get("sample")]
+        if len(told) == len(replies) and len({one["step"] for one in told}) == 1:
+            self.samples.append(joined(told, layout))
 
     def rewind(self, step: int) -> None:
         """Forget what came after a step; the journal keeps it."""
@@ -75,40 +95,36 @@ class History:
         }
 
     def now(self) -> dict[str, Any]:
-        """Rate and share of communication over the last slices; None before the first."""
+        """Rate, and shares of communication and of waiting over the last slices; None before."""
         num_steps = sum(part.num_steps for part in self.recent)
-        wall_s = _mean([_total(self.recent, rank, "wall_s") for rank in self._ranks()])
-        comm_s = _mean([_total(self.recent, rank, "comm_s") for rank in self._ranks()])
-        return {
-            "rate": self.units_per_step * num_steps / wall_s if wall_s else None,
-            "comm": comm_s / wall_s if wall_s and comm_s is not None else None,
+        rows = self.by_rank()
+        wall_ms = _mean([row["wall_ms"] for row in rows])
+        shares = {
+            name: _mean([row[f"{part}_ms"] / wall_ms for row in rows]) if wall_ms else None
+            for name, part in (("comm", "wire"), ("idle", "idle"))
         }
+        rate = self.units_per_step * 1e3 / wall_ms if num_steps and wall_ms else None
+        return {"rate": rate, **shares}
 
     def by_rank(self) -> list[dict[str, Any]]:
         """Mean milliseconds of a step by rank over the last slices; the parts sum to the wall."""
         num_steps = sum(part.num_steps for part in self.recent)
         rows = []
         for rank in self._ranks():
-            total = {k: _total(self.recent, rank, k) for k in COLUMNS if k != "loss"}
-            known = {k: (total[k] or 0.0) for k in ("compute_s", "comm_s", "data_s")}
-            row = {f"{k[:-2]}_ms": 1e3 * value / num_steps for k, value in known.items()}
-            row["other_ms"] = max(
-                0.0, 1e3 * (total["wall_s"] or 0.0) / num_steps - sum(row.values())
-            )
-            rows.append({"rank": rank, **row, "sent_bytes": (total["sent_bytes"] or 0) / num_steps})
+            total = {k: sum(part.sums[rank][k] for part in self.recent) for k in COLUMNS[1:]}
+            idle_s = sum(of.sums[rank]["comm_s"] * of.waiting.get(rank, 0.0) for of in self.recent)
+            ms = {f"{k[:-2]}_ms": 1e3 * total[k] / num_steps for k in PARTS if k != "comm_s"}
+            ms["wire_ms"] = 1e3 * (total["comm_s"] - idle_s) / num_steps
+            ms["idle_ms"] = 1e3 * idle_s / num_steps
+            wall_ms = 1e3 * total["wall_s"] / num_steps
+            ms["other_ms"] = max(0.0, wall_ms - sum(ms.values()))
+            sent_bytes = total["sent_bytes"] / num_steps
+            rows.append({"rank": rank, **ms, "wall_ms": wall_ms, "sent_bytes": sent_bytes})
         return rows
 
     def _ranks(self) -> range:
         return range(len(self.recent[-1].sums) if self.recent else 0)
 
 
-def _sum(values: list[float | None]) -> float | None:
-    return None if None in values else sum(value or 0.0 for value in values)
-
-
-def _total(slices: list[Slice], rank: int, name: str) -> float | None:
-    return _sum([part.sums[rank][name] for part in slices])
-
-
-def _mean(values: list[float | None]) -> float | None:
-    return None if not values or None in values else sum(v or 0.0 for v in values) / len(values)
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

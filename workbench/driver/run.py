@@ -314,7 +314,7 @@ class Run:
 
     def book(self, replies: list[dict[str, Any]], *, ending: bool = True) -> None:
         """Book a slice that all ranks have answered, and what follows from it."""
-        self.step_now += self.history.add(replies)
+        self.step_now += self.history.add(replies, self.layout)
         errors = {reply["rank"]: reply["error"] for reply in replies if reply["error"]}
         if errors:
             self._recover(errors)
@@ -344,7 +344,7 @@ class Run:
     def _recover(self, errors: dict[int, dict[str, Any]]) -> None:
         """Ranks raised: bring all back to the last step that all have finished."""
         error = self.feeder.first_cause(errors, self.step_now)
-        self.feeder.drain(self.history, self._advance)
+        self.feeder.drain(self.history, self.layout, self._advance)
         try:
             self.engines.rejoin()
             positions = self.engines.call("position", ranks=self.feeder.ranks)

@@ -46,6 +46,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "lossy": "bf16 autocast" if run.options.precision == "bf16" else "",
         "curve": history.curve(),
         "by_rank": history.by_rank(),
+        "sample": history.samples[-1] if history.samples else None,
         "marks": list(run.marks),
         "metrics": dict(run.metrics),
         "metrics_step": run.metrics_step,
@@ -85,14 +86,14 @@ def places(run: Run) -> list[dict[str, Any]]:
 
 
 def totals(run: Run) -> dict[str, Any]:
-    """First and last loss, mean rate and share of communication over all steps, saves."""
+    """First and last loss, mean rate, shares of communication and waiting over all steps, saves."""
     history = run.history
     steps_per_s = history.timed_steps / history.wall_s if history.wall_s else None
-    is_known = history.wall_s and history.is_comm_known
     return {
         "loss_first": history.loss[0] if history.loss else None,
         "loss_last": history.loss[-1] if history.loss else None,
         "rate": steps_per_s and steps_per_s * history.units_per_step,
-        "comm": history.comm_s / history.wall_s if is_known else None,
+        "comm": history.comm_s / history.wall_s if history.wall_s else None,
+        "idle": history.idle_s / history.wall_s if history.wall_s else None,
         "saves": run.num_saves,
     }

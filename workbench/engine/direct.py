@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.engine.clock import BACKWARD, COMM, FORWARD
 from workbench.engine.metered_group import Meter
 from workbench.engine.micro import Micro
 
@@ -43,13 +43,16 @@ class Direct:
 
     def run(self, micros: Sequence[Micro], *, is_last: bool) -> None:
         """is_last: no others follow in this step, so that gradients are synchronised."""
+        clock = self.meter.clock
         for index, micro in enumerate(micros):
-            began_s = time.perf_counter()
             stays = self.without_sync is not None and not (is_last and index == len(micros) - 1)
             with self.without_sync(self.module) if stays else contextlib.nullcontext():  # pyright: ignore[reportOptionalCall]
-                with self.enter(micro, 0):
+                with clock.during(FORWARD, (0, micro.number)), self.enter(micro, 0):
                     loss = self.loss(self.module(micro.inputs), micro)
+                before = clock.enter(BACKWARD, (0, micro.number))
+                num_ops = len(self.meter.ops)
                 loss.backward()
-            if self._waits_in_reducer and self.meter.last_launch_s > began_s:
-                # After the last bucket's launch there is nothing left to compute.
-                self.meter.held_s += time.perf_counter() - self.meter.last_launch_s
+                if self._waits_in_reducer and len(self.meter.ops) > num_ops:
+                    # After the last bucket's launch there is nothing left to compute.
+                    clock.since_last_mark(COMM, tuple(self.meter.ops[num_ops:]))
+                clock.back(before)

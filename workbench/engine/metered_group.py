@@ -11,15 +11,22 @@ version of torch lacks one, it is left out. Cost per collective: about 15 us.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from workbench.engine.clock import COMM, Clock, HostTimer
+
 BACKEND = "metered"
+MOST_OPS = 100_000
+# A wait that takes this long had something to wait for.
+BLOCKED_S = 100e-6
 
 # Method of ProcessGroup -> (kind shown to the user, index of the argument that holds the payload).
 METHODS = {
@@ -50,43 +57,72 @@ METHODS = {
 }
 
 
+@dataclass(slots=True)
+class Op:
+    """One operation. ranks: of its group, peer: of a message; global numbers. Seconds of the host.
+
+    done_s: None until it is done, or where nobody looks.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    peer: int | None
+    num_bytes: int
+    launched_s: float
+    done_s: float | None = None
+
+
 class Meter:
-    """Sums over the collectives of one process since the last `take`."""
+    """The operations of one process since the last `take`, and its clock.
+
+    watches: whether each operation's end is noted as well, which costs a callback.
+    """
 
     def __init__(self) -> None:
-        self.held_s = 0.0
-        self.payload_bytes = 0
-        self.count = 0
-        self.last_launch_s = 0.0
+        self.clock = Clock(HostTimer())
+        self.ops: list[Op] = []
+        self.watches = False
 
-    def note(self, nbytes: int, started_s: float, launched_s: float) -> None:
-        """One collective was handed over."""
-        self.held_s += launched_s - started_s
-        self.payload_bytes += nbytes
-        self.count += 1
-        self.last_launch_s = launched_s
-
-    def take(self) -> tuple[float, int, int]:
-        """(seconds held, payload bytes, number of collectives) since the last take."""
-        taken = (self.held_s, self.payload_bytes, self.count)
-        self.held_s, self.payload_bytes, self.count = 0.0, 0, 0
+    def take(self) -> list[Op]:
+        """What there was since the last take."""
+        taken, self.ops = self.ops, []
         return taken
+
+    def note(self, op: Op, work: dist.Work | None) -> None:
+        """An operation was handed over."""
+        if len(self.ops) < MOST_OPS:  # a cell of the user's may run for hours
+            self.ops.append(op)
+        if self.watches and work is not None:
+            # Some of gloo's have no future: they are done when somebody has waited for them.
+            with contextlib.suppress(RuntimeError):
+                work.get_future().add_done_callback(lambda _: _finish(op))
+
+
+def _finish(op: Op) -> None:
+    if op.done_s is None:
+        op.done_s = time.perf_counter()
 
 
 class MeteredWork(dist.Work):
-    """A Work whose wait counts as held time."""
+    """A Work whose wait counts as held by its operation."""
 
-    def __init__(self, inner: dist.Work, meter: Meter) -> None:
+    def __init__(self, inner: dist.Work, op: Op, clock: Clock) -> None:
         super().__init__()
         self._inner = inner
-        self._meter = meter
+        self._op = op
+        self._clock = clock
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        started_s = time.perf_counter()
+        before = self._clock.enter(COMM, (self._op,))
+        began_s = time.perf_counter()
         try:
             return self._inner.wait(timeout) if timeout > timedelta(0) else self._inner.wait()
         finally:
-            self._meter.held_s += time.perf_counter() - started_s
+            self._clock.back(before)
+            ended_s = time.perf_counter()
+            # Of what was done before, nobody knows since when.
+            if self._op.done_s is None and ended_s - began_s > BLOCKED_S:
+                self._op.done_s = ended_s
 
     def get_future(self) -> Any:
         return self._inner.get_future()
@@ -122,6 +158,14 @@ class MeteredGroup(dist.ProcessGroup):
         self.device = device
         self.meter = meter
         self._name = self._desc = ""
+        self._ranks: tuple[int, ...] | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of the group; known to torch once the group is made."""
+        if self._ranks is None:
+            self._ranks = tuple(dist.get_process_group_ranks(self))
+        return self._ranks
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return BACKEND
@@ -181,16 +225,21 @@ def payload_bytes(value: Any) -> int:
     return sum(payload_bytes(item) for item in value)
 
 
-def _metered(name: str, payload: int | None) -> Callable:
+def _metered(name: str, kind: str, payload: int | None) -> Callable:
+    is_message = kind in ("send", "recv")
+
     def method(self: MeteredGroup, *args: Any, **kwargs: Any) -> Any:
         # Torch calls some methods with an explicit None for the options that the inner refuses.
         while args and args[-1] is None:
             args = args[:-1]
-        started_s = time.perf_counter()
-        work = getattr(self.inner, name)(*args, **kwargs)
+        ranks = self.ranks
         nbytes = 0 if payload is None else payload_bytes(args[payload])
-        self.meter.note(nbytes, started_s, time.perf_counter())
-        return None if work is None else MeteredWork(work, self.meter)
+        peer = ranks[args[1]] if is_message and name != "recv_anysource" else None
+        op = Op(kind, ranks, peer, nbytes, time.perf_counter())
+        work = getattr(self.inner, name)(*args, **kwargs)
+        self.meter.note(op, work)
+        self.meter.clock.tick()
+        return None if work is None else MeteredWork(work, op, self.meter.clock)
 
     method.__name__ = name
     return method
@@ -198,7 +247,7 @@ def _metered(name: str, payload: int | None) -> Callable:
 
 for _name, (_kind, _payload) in METHODS.items():
     if hasattr(dist.ProcessGroup, _name):
-        setattr(MeteredGroup, _name, _metered(_name, _payload))
+        setattr(MeteredGroup, _name, _metered(_name, _kind, _payload))
 
 
 def register(device_type: str, meter: Meter) -> None:

@@ -15,7 +15,8 @@ class Micro:
     """Samples first .. first+count-1 of the endless stream.
 
     weight: of their mean loss in the step's. padded: length that inputs were brought to by
-    repeating the last sample, so that all microbatches of a pipeline have one shape.
+    repeating the last sample, so that all microbatches of a pipeline have one shape. number: in
+    the step, among those of its share of the batch.
     """
 
     first: int
@@ -24,6 +25,7 @@ class Micro:
     inputs: Any = None
     target: Any = None
     padded: int = 0
+    number: int = 0
 
 
 def padded(value: Any, count: int, length: int) -> Any:

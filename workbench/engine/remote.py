@@ -54,7 +54,6 @@ class Here:
     broken: bool = False
     interruptible: bool = False
     cell: str = ""
-    ended_s: float | None = None
 
 
 _here = Here()
@@ -183,7 +182,6 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         trainer = first_trainer(Plan(found, chosen), wanted, _world())
     _here.trainer = trainer
     _here.directory = Path(directory)
-    _here.ended_s = None
     about = {
         "recipe": found.name,
         "batch": found.batch,
@@ -219,15 +217,14 @@ def run_slice(num_steps: int, follows: bool) -> dict:
     trainer = _trainer()
     columns: dict[str, list] = {name: [] for name in COLUMNS}
     first = trainer.step + 1
-    error = None
+    error = sample = None
     if _here.broken:
         error = {"name": "WorldLostError", "text": "queued behind an error", "lines": []}
     else:
         before = signal.signal(signal.SIGINT, _interrupted)
         try:
-            since_s = _here.ended_s if follows else None
             _here.interruptible = True
-            _here.ended_s = trainer.run_steps(num_steps, columns, since_s=since_s)
+            sample = trainer.run_steps(num_steps, columns, follows=follows)
             _here.interruptible = False
         except (Exception, KeyboardInterrupt, SystemExit) as raised:  # noqa: BLE001 - told
             _here.interruptible = False
@@ -236,7 +233,8 @@ def run_slice(num_steps: int, follows: bool) -> dict:
         finally:
             signal.signal(signal.SIGINT, before)
     reply = {"rank": _here.rank, "first": first, "step": trainer.step, "columns": columns}
-    return {**reply, "error": error, "is_journaled": _journal(reply)}
+    is_journaled = _journal(reply)
+    return {**reply, "error": error, "is_journaled": is_journaled, "sample": sample}
 
 
 def _interrupted(*_: object) -> None:

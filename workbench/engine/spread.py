@@ -168,6 +168,7 @@ class Spread:
                 device=self.device,
                 enter=enter,
                 loss=loss,
+                clock=self.meter.clock,
             )
         (part,) = self._parts.values()
         module, without_sync = part, None

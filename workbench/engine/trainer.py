@@ -11,7 +11,6 @@ import contextlib
 import gc
 import math
 import random
-import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -21,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from workbench.engine import state
+from workbench.engine import books, state
 from workbench.engine.axes import dp_replicate
 from workbench.engine.blueprint import Blueprint, Plan
+from workbench.engine.clock import DATA, OPTIMIZER
 from workbench.engine.data import mixed
 from workbench.engine.held import Held
 from workbench.engine.micro import Micro, padded
@@ -35,7 +35,6 @@ from workbench.engine.spread import Pass, Spread
 from workbench.engine.world import World
 from workbench.errors import InputError, RecipeError, RunError, WorldLostError
 from workbench.spec.layout import Layout
-from workbench.spec.records import COLUMNS
 
 # How torch tells that a peer went away or did not come; gloo, then NCCL.
 PEER_GONE = ("Connection closed by peer", "Connection reset", "Timed out waiting", "pair closure")
@@ -97,11 +96,11 @@ class Trainer:
         return [*told, *(self.blueprint.tensor_plan.notes if self.layout.tp > 1 else ())]
 
     def run_steps(
-        self, num_steps: int, columns: dict[str, list], *, since_s: float | None
-    ) -> float:
-        """Take steps, appending one value a step to each of COLUMNS; returns when it ended.
+        self, num_steps: int, columns: dict[str, list], *, follows: bool
+    ) -> dict[str, Any] | None:
+        """Take steps, appending one value a step to each of COLUMNS -> the last step, whole.
 
-        since_s: the end of the step before, on the clock of perf_counter, if this goes on from it.
+        follows: whether they go on from the last ones, with nothing but waiting between.
 
         Raises what the user's code raises, RunError for a loss that is not finite (the state is
         that before the step), WorldLostError when another rank left.
@@ -110,47 +109,45 @@ class Trainer:
             part.train()
         if self._seeks_unused and self._uses is None:
             self._uses = dp_replicate.Uses(self.held.parts[0])
-        ended_s = since_s or time.perf_counter()
-        for _ in range(num_steps):
-            ended_s = self._take_step(ended_s, columns)
-        return ended_s
+        meter, timer, pages = self.world.meter, self.world.meter.clock.timer, []
+        try:
+            for number in range(num_steps):
+                meter.watches = number == num_steps - 1
+                pages.append(self._take_step(follows=follows or number > 0))
+        finally:
+            meter.watches = False
+            meter.clock.off()
+            books.enter(pages, timer, columns)
+        return pages[-1].sample(timer, self.world.offset) if pages else None
 
-    def _take_step(self, began_s: float, columns: dict[str, list]) -> float:
-        meter = self.world.meter
-        meter.take()
+    def _take_step(self, *, follows: bool) -> books.Page:
+        meter, clock = self.world.meter, self.world.meter.clock
         sent_before = self.world.bytes_sent()
-        data_s = busy_s = 0.0
+        meter.take()
+        clock.begin(follows=follows)
         self._loss = 0.0
         rounds = self._rounds()
-        done_s = began_s
         for index, places in enumerate(rounds):
-            before_s = time.perf_counter()
-            micros = [self._micro(offset, count) for offset, count in places]
-            fetched_s = time.perf_counter()
+            with clock.during(DATA):
+                micros = self._micros(index, places)
             self._forward_backward(micros, is_last=index == len(rounds) - 1)
-            done_s = time.perf_counter()
-            data_s += fetched_s - before_s
-            busy_s += done_s - fetched_s
         if self._is_ddp and not self._seeks_unused:
             self._check_all_used()
         self.spread.settle_gradients()
-        self._update()
+        with clock.during(OPTIMIZER):
+            self._update()
         if self._uses is not None:
             self._settle(self._uses)
-        ended_s = time.perf_counter()
-        busy_s += ended_s - done_s
+        ticked = clock.end()
         self.samples += self.plan.recipe.batch
         self.step += 1
-        held_s, payload_bytes, _ = meter.take()
+        ops = meter.take()
         sent_after = self.world.bytes_sent()
-        sent = payload_bytes if sent_after is None else sent_after - (sent_before or 0)
-        # An accelerator runs behind the host, whose clock says nothing of what the step waited for.
-        comm_s = held_s if self.world.device.type == "cpu" else None
+        sent = sum(op.num_bytes for op in ops if op.kind != "recv")
+        if sent_after is not None:
+            sent = sent_after - (sent_before or 0)
         loss = self._loss if self.spread.has_loss else 0.0
-        values = (loss, ended_s - began_s, busy_s - (comm_s or 0.0), comm_s, data_s, sent)
-        for name, value in zip(COLUMNS, values, strict=True):
-            columns[name].append(value)
-        return ended_s
+        return books.Page(self.step, loss, sent, ticked, ops if meter.watches else None)
 
     def _rounds(self) -> list[list[tuple[int, int]]]:
         """Microbatches that are under way together: all of a pipeline's, else one at a time."""
@@ -158,7 +155,11 @@ class Trainer:
         places = self.spread.micros
         return [places[first : first + size] for first in range(0, len(places), size)]
 
-    def _micro(self, offset: int, count: int) -> Micro:
+    def _micros(self, index: int, places: list[tuple[int, int]]) -> list[Micro]:
+        first = index * self.layout.microbatches
+        return [self._micro(first + n, *place) for n, place in enumerate(places)]
+
+    def _micro(self, number: int, offset: int, count: int) -> Micro:
         recipe, first = self.plan.recipe, self.samples + offset
         inputs, target = recipe.samples.fetch(first, count)
         if self.world.device.type != "cpu":
@@ -166,7 +167,8 @@ class Trainer:
         length = self.spread.padded or count
         # The axes average over their ranks; weighted so, the average is the mean over samples.
         weight = count / recipe.batch * self.layout.dp
-        return Micro(first, count, weight, padded(inputs, count, length), target, length)
+        inputs = padded(inputs, count, length)
+        return Micro(first, count, weight, inputs, target, length, number)
 
     @contextlib.contextmanager
     def _enter(self, micro: Micro, stage: int) -> Iterator[None]:

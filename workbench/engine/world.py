@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from workbench.engine import metered_group
+from workbench.engine.clock import Clock, timer_for
+from workbench.engine.offset import measure
 from workbench.engine.sockets import GroupSockets, open_sockets
 from workbench.errors import StartError
 from workbench.spec.layout import Layout
@@ -42,6 +44,7 @@ class World:
         self.attempt = meeting.attempt
         self.meter = meter
         self.device = own_device()
+        meter.clock = Clock(timer_for(self.device))
         metered_group.register(self.device.type, meter)
         before = open_sockets()
         store = dist.FileStore(meeting.store_path, -1)
@@ -65,6 +68,7 @@ class World:
             ) from error
         if int(ones) != meeting.size:
             raise StartError(f"{meeting.size} ranks summed their ones to {int(ones)}.")
+        self.offset = measure(meeting.rank, meeting.size, self.device)
         self.sockets = GroupSockets(before)
         self._meshes: dict[tuple, DeviceMesh] = {}
 

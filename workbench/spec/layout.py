@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import asdict, dataclass
@@ -129,3 +130,15 @@ def parse_layout(text: str) -> Layout:
     if not how:
         raise LayoutError(f"{text!r} is no layout. Write one such as dp4 or pp2 dp2, 1f1b x8.")
     return Layout(**how)
+
+
+@functools.lru_cache(maxsize=4096)
+def axis_of(layout: Layout, ranks: tuple[int, ...]) -> str:
+    """The mesh axis along which these ranks lie: `tp`, or `dp` over both data axes, or `all`."""
+    if max(ranks) >= layout.world_size:
+        return "all"
+    places = [layout.coordinate(rank) for rank in ranks]
+    moved = [name for name in layout.used() if len({place[name] for place in places}) > 1]
+    if len(moved) == 1:
+        return moved[0]
+    return "dp" if moved == ["dp_replicate", "dp_shard"] and layout.pp * layout.tp > 1 else "all"

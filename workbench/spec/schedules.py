@@ -44,6 +44,17 @@ class Schedule:
             return f"needs whole rounds of {ranks} microbatches: use {near} or {near + ranks}"
         return ""
 
+    def bubble(self, ranks: int, microbatches: int) -> float | None:
+        """The share of forward and backward in which a rank waits, if all stages take as long.
+
+        None for schedules that fill it with gradients of weights: what is left depends on what
+        those cost. Source: Narayanan et al. 2021, section 2.2.
+        """
+        if self.splits:
+            return None
+        rounds = self.stages_per_rank * microbatches
+        return (ranks - 1) / (rounds + ranks - 1)
+
     def stages_of(self, rank: int, ranks: int) -> list[int]:
         """The stages that a pipeline rank holds, in the order of the model."""
         first = list(range(rank, ranks * self.stages_per_rank, ranks))

@@ -26,24 +26,39 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.tensor import DTensor
 
+from workbench.engine.clock import BACKWARD, FORWARD, Clock
 from workbench.engine.cut import StagePlan, run
 from workbench.engine.micro import Micro, shortened
 from workbench.spec.layout import Layout
 
 Enter = Callable[[Micro, int], contextlib.AbstractContextManager]
+During = Callable[[str, int], contextlib.AbstractContextManager]
 
 
 class Stage(PipelineStage):
-    """torch's stage, which says which microbatch it is about to take."""
+    """torch's stage, which says what it is about to do with which microbatch.
 
-    def __init__(self, *args: Any, about_to: Callable[[int], None], **how: Any) -> None:
+    during: a context for a kind of work on a microbatch by its number in the round.
+    """
+
+    def __init__(self, *args: Any, during: During, **how: Any) -> None:
         super().__init__(*args, **how)
-        self._about_to = about_to
+        self._during = during
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **how: Any) -> Any:
         """torch's, once everybody knows the microbatch."""
-        self._about_to(fwd_chunk_id)
-        return super().forward_one_chunk(fwd_chunk_id, *args, **how)
+        with self._during(FORWARD, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **how)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **how: Any) -> Any:
+        """torch's: of everything, or of the inputs alone."""
+        with self._during(BACKWARD, bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **how)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **how: Any) -> Any:
+        """torch's, in schedules that keep the gradients of weights for later."""
+        with self._during(BACKWARD, bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **how)
 
 
 class Pipeline:
@@ -64,7 +79,9 @@ class Pipeline:
         device: torch.device,
         enter: Enter,
         loss: Callable[[Any, Micro], Tensor],
+        clock: Clock,
     ) -> None:
+        self.clock = clock
         self.parts = parts
         self.plans = plans
         self.layout = layout
@@ -118,11 +135,13 @@ class Pipeline:
             input_args=tuple(takes),
             output_args=tuple(gives),
             group=self.group,
-            about_to=self._take,
+            during=partial(self._during, number),
         )
 
-    def _take(self, index: int) -> None:
-        self._now = index
+    def _during(self, number: int, kind: str, index: int) -> contextlib.AbstractContextManager:
+        if kind == FORWARD:
+            self._now = index
+        return self.clock.during(kind, (number, self._micros[index].number))
 
     def run(self, micros: Sequence[Micro], *, is_last: bool) -> None:
         """Forward and backward of one round of microbatches, of several in a step.

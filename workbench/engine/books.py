@@ -1,0 +1,70 @@
+"""Books: what the marks of a step say, as numbers for the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.engine.clock import COMM, Ticked, Timer
+from workbench.engine.metered_group import Op
+from workbench.engine.offset import Offset
+from workbench.spec.records import COLUMNS, PARTS
+
+ROUND_S = 7  # digits after the point
+
+
+@dataclass(frozen=True)
+class Page:
+    """One step. ops: kept of a step that is recorded whole, else None."""
+
+    step: int
+    loss: float
+    sent_bytes: int
+    ticked: Ticked
+    ops: list[Op] | None = None
+
+    def row(self, timer: Timer) -> dict[str, float]:
+        """A value for each of COLUMNS."""
+        sums = self.ticked.sums(timer)
+        parts = {name: sums[name.removesuffix("_s")] for name in PARTS}
+        wall_s = sum(sums.values())
+        return {"loss": self.loss, "wall_s": wall_s, **parts, "sent_bytes": self.sent_bytes}
+
+    def sample(self, timer: Timer, offset: Offset) -> dict[str, Any]:
+        """Spans and operations, as plain values; seconds from the begin of the step."""
+        assert self.ops is not None
+        began_s, numbers = self.ticked.began_s, {id(op): i for i, op in enumerate(self.ops)}
+        spans = []
+        for span in self.ticked.spans(timer):
+            detail = span.detail
+            if span.kind == COMM:
+                detail = [numbers[id(op)] for op in detail if id(op) in numbers]
+                if not detail:  # launched in the step before
+                    continue
+            times = (round(span.begin_s, ROUND_S), round(span.end_s, ROUND_S))
+            spans.append([span.kind, *times, detail])
+        return {
+            "step": self.step,
+            "began_s": began_s,
+            "offset_s": offset.seconds,
+            "error_s": offset.error_s,
+            "spans": spans,
+            "ops": [_told(op, began_s) for op in self.ops],
+        }
+
+
+def enter(pages: Sequence[Page], timer: Timer, columns: dict[str, list]) -> None:
+    """Append the rows of steps to columns."""
+    timer.settle()
+    for page in pages:
+        row = page.row(timer)
+        for name in COLUMNS:
+            columns[name].append(row[name])
+
+
+def _told(op: Op, began_s: float) -> tuple:
+    """As OP_FIELDS."""
+    done_s = None if op.done_s is None else round(op.done_s - began_s, ROUND_S)
+    launched_s = round(op.launched_s - began_s, ROUND_S)
+    return (op.kind, op.ranks, op.peer, op.num_bytes, launched_s, done_s)
