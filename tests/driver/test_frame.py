@@ -120,6 +120,13 @@ def test_a_line_cut_short_is_left_out(directory):
     assert found["step"].tolist() == [1, 2]
 
 
+def test_a_rank_that_told_nothing_whole_has_no_rows(directory):
+    tell(directory, 0, [1], 100.0)
+    (directory / "journal" / "rank1.jsonl").write_text('{"time_s": 1')
+    found = frame.table(history([1]), directory, by_rank=True)
+    assert found["rank"].tolist() == [0]
+
+
 @pytest.mark.parametrize("by_rank", [False, True])
 def test_a_run_without_steps_is_an_empty_table(directory, tmp_path, by_rank):
     found = frame.table(History(), directory, by_rank=by_rank)
