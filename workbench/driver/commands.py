@@ -6,13 +6,14 @@ of `Run.ask` gets.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import exports, runs
+from workbench.driver import exports, files, runs, trace
 from workbench.errors import InputError, LayoutError, WorkbenchError
 from workbench.spec.formats import size
 from workbench.spec.layout import Layout, parse_layout
@@ -71,6 +72,19 @@ def step(run: Run, n: int = 1) -> int:
     return run.step_now
 
 
+def profile(run: Run, path: str | Path, *, force: bool = False) -> Path:
+    """Take one step under torch.profiler on all ranks -> the trace of it, beside ours."""
+    files.check(path, force=force)
+    replies = run.feeder.answers(run.engines.submit("profile_step", ranks=run.feeder.ranks))
+    profiles = {reply["rank"]: json.loads(reply["profile"]) for reply in replies}
+    run.book(replies, ending=False)
+    run.feeder.reset(run.step_now)
+    run.goal = max(run.goal, run.step_now)
+    merged = trace.merged(run.history.samples[-1], profiles)
+    run.tell("info", f"step {run.step_now:,} was taken under torch.profiler")
+    return trace.write(merged, path, force=force)
+
+
 def stop(run: Run) -> int:
     """End the training, keeping its state -> the step."""
     measure(run)
@@ -106,6 +120,8 @@ def restore(run: Run, what: str | int = "last") -> int:
     run.marks = [mark for mark in run.marks if mark["step"] <= run.step_now]
     run.marks.append({"step": run.step_now, "label": "restored"})
     run.feeder.reset(run.step_now)
+    if run.event_file is not None:
+        run.event_file.rewind(run.step_now)
     if run.state in ("failed", "finished", "stopped"):
         run.set_state("paused")
     run.tell("save", f"restored {path.name} (step {run.step_now:,}, written as {meta['layout']})")
@@ -183,6 +199,7 @@ def measure(run: Run) -> None:
     if run.about["evaluates"] and run.metrics_step != run.step_now:
         run.metrics = run.engines.together("evaluate")[0]
         run.metrics_step = run.step_now
+        run.note_events()
         text = ", ".join(f"{key} {value:.4g}" for key, value in run.metrics.items())
         run.tell("info", f"step {run.step_now:,}: {text}")
 
@@ -203,6 +220,6 @@ def check_count(name: str, value: object) -> None:
 
 
 VERBS = {
-    verb.__name__: verb
-    for verb in (hold, pause, resume, step, stop, save, restore, switch, export, evaluate)
+    **{verb.__name__: verb for verb in (hold, pause, resume, step, profile, stop, save)},
+    **{verb.__name__: verb for verb in (restore, switch, export, evaluate)},
 }

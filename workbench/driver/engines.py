@@ -19,6 +19,7 @@ from workbench.driver import current
 from workbench.driver import session as sessions
 from workbench.driver.cells import CellResult, run_cell
 from workbench.driver.echo import Echo, named
+from workbench.driver.gauges import Gauges
 from workbench.driver.launchers import Launched, local
 from workbench.driver.mail import Mail, then
 from workbench.driver.session import LEASE_S, Session
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from workbench.driver.run import Run
 
 # Ending takes a tenth of a second; a fork server that takes longer is not asked again.
+GAUGE_S = 1.0
 STOP_S = 5.0
 
 
@@ -50,6 +52,10 @@ class Engines:
         self.run: Run | None = None
         self._attempt = 0
         self._lock = threading.Lock()
+        self._gauge_lock = threading.Lock()
+        self._gauges: Gauges | None = None
+        self._gauged: list[dict[str, Any]] = []
+        self._gauged_s = -GAUGE_S
         self._pending: dict[int, set[Future]] = {rank: set() for rank in range(self.num_ranks)}
         self._gone: dict[int, str] = {}
         self._stuck: dict[int, tuple[Future, str]] = {}
@@ -268,6 +274,17 @@ class Engines:
             }
             for info in self.ranks
         ]
+
+    def gauges(self) -> list[dict[str, Any]]:
+        """By rank what its process and GPU use, see gauges.py; read once a second at most."""
+        now_s = time.monotonic()
+        with self._gauge_lock:
+            if self._gauges is None:
+                devices = [self.places[info["rank"]].device for info in self.ranks]
+                self._gauges = Gauges([info["pid"] for info in self.ranks], devices)
+            if now_s - self._gauged_s >= GAUGE_S:
+                self._gauged, self._gauged_s = self._gauges.read(), now_s
+            return self._gauged
 
     def stop(self) -> None:
         """End engines and controller and remove what they left; again does nothing."""

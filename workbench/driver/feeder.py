@@ -81,7 +81,7 @@ class Feeder:
         if not self._queued:
             return None
         oldest = self._queued[0]
-        replies = self._answers(oldest.futures)
+        replies = self.answers(oldest.futures)
         self._queued.popleft()
         if not self._queued:
             self._follows = False
@@ -133,7 +133,7 @@ class Feeder:
             )
         self.engines.call("adopt", positions.index(max(positions)))
 
-    def _answers(self, futures: list[Future]) -> list[dict[str, Any]]:
+    def answers(self, futures: list[Future]) -> list[dict[str, Any]]:
         """Results of all; once one has failed the rest must follow soon."""
         waiting = _unanswered(futures, self.engines.timeouts.freed_s)
         if waiting:

@@ -15,8 +15,7 @@ def written(path: str | Path, write: Callable[[Path], object], *, force: bool = 
     Raises InputError where it cannot be written.
     """
     try:
-        target = Path(path).expanduser().absolute()
-        _check(target, path, force=force)
+        target = check(path, force=force)
         partial = target.with_name(f"{target.name}.partial")
         try:
             write(partial)
@@ -29,7 +28,9 @@ def written(path: str | Path, write: Callable[[Path], object], *, force: bool = 
     return target
 
 
-def _check(target: Path, path: str | Path, *, force: bool) -> None:
+def check(path: str | Path, *, force: bool = False) -> Path:
+    """The path, absolute. Raises InputError where no file may be written."""
+    target = Path(path).expanduser().absolute()
     if target.is_dir():
         raise InputError(f"{path} is a folder. Name a file in it.")
     if not target.parent.is_dir():
@@ -38,3 +39,4 @@ def _check(target: Path, path: str | Path, *, force: bool) -> None:
         raise InputError(f"{path} is no file. Name another.")
     if target.exists() and not force:
         raise InputError(f"{path} is there already. --force (force=True) overwrites it.")
+    return target

@@ -83,6 +83,8 @@ class History:
         for column in (self.steps, self.loss, self.rate):
             del column[keep:]
         self.recent = []
+        kept = [sample for sample in self.samples if sample["step"] <= step]
+        self.samples = deque(kept, maxlen=SAMPLES_KEPT)
 
     def curve(self) -> dict[str, list]:
         """At most CURVE_POINTS points of each curve; the first and the last step are among them."""

@@ -16,9 +16,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import checkpoints, commands
+from workbench.driver import checkpoints, commands, recovery
 from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
+from workbench.driver.readings import Readings
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
 from workbench.errors import RunError, WorkbenchError
 from workbench.spec.choices import choices
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 NUM_EVENTS = 200
 
 
-class Run:
+class Run(Readings):
     """One training on the engines; made by `Engines.train`.
 
     `ask` queues a command and returns a future; the methods of the same names wait for it. They
@@ -54,6 +55,8 @@ class Run:
         self.layout = layout
         self.stages: list[dict[str, Any]] = []
         self.held: list[float] = []
+        self.memory: list[dict[str, Any]] = []
+        self.peaks: list[float] = []
         self.choices: list[dict[str, Any]] = []
         self.options = options
         self.directory = directory
@@ -177,6 +180,10 @@ class Run:
     def export(self, path: str | Path, *, force: bool = False) -> Path:
         """Write recipe and layout as a plain torchrun script -> its path; force: overwrite."""
         return self._result("export", path=path, force=force)
+
+    def profile(self, path: str | Path, *, force: bool = False) -> Path:
+        """One step under torch.profiler on all ranks, and ours beside it, for Perfetto -> path."""
+        return self._result("profile", path=path, force=force)
 
     def evaluate(self) -> dict[str, float]:
         """The recipe's metrics now."""
@@ -315,9 +322,11 @@ class Run:
     def book(self, replies: list[dict[str, Any]], *, ending: bool = True) -> None:
         """Book a slice that all ranks have answered, and what follows from it."""
         self.step_now += self.history.add(replies, self.layout)
+        self.memory = [{"rank": reply["rank"], **reply["memory"]} for reply in replies]
+        self.note_events()
         errors = {reply["rank"]: reply["error"] for reply in replies if reply["error"]}
         if errors:
-            self._recover(errors)
+            recovery.recover(self, errors)
             return
         if not all(reply["is_journaled"] for reply in replies) and not self._told_of_journal:
             self._told_of_journal = True
@@ -337,27 +346,6 @@ class Run:
             commands.save(self)
         except WorkbenchError as error:
             self.tell("error", str(error))
-
-    def _advance(self, num_steps: int) -> None:
-        self.step_now += num_steps
-
-    def _recover(self, errors: dict[int, dict[str, Any]]) -> None:
-        """Ranks raised: bring all back to the last step that all have finished."""
-        error = self.feeder.first_cause(errors, self.step_now)
-        self.feeder.drain(self.history, self.layout, self._advance)
-        try:
-            self.engines.rejoin()
-            positions = self.engines.call("position", ranks=self.feeder.ranks)
-            if len(set(positions)) > 1:
-                are_replicas = self.layout.dp_replicate == self.layout.world_size
-                self.feeder.agree(positions, are_replicas=are_replicas)
-            self.step_now = max(positions)
-        except WorkbenchError as second:
-            if not self.engines.alive:
-                raise
-            error.add_note(f"  and then: {second}")
-        self.feeder.reset(self.step_now)
-        raise error
 
     def fail(self, error: WorkbenchError) -> None:
         """Stop with what went wrong as the message."""

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workbench.driver.sample import bubble
 from workbench.spec.strategy import strategy_of
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
 
 # What may be asked of a run in which state.
+ALWAYS = ("step", "profile", "save", "restore", "switch", "export")
 ALLOWED = {
-    "running": ("pause", "step", "save", "restore", "switch", "export", "stop"),
-    "paused": ("resume", "step", "save", "restore", "switch", "export", "stop", "evaluate"),
-    "finished": ("resume", "step", "save", "restore", "switch", "export", "evaluate"),
-    "stopped": ("resume", "step", "save", "restore", "switch", "export", "evaluate"),
-    "failed": ("resume", "step", "save", "restore", "switch", "export", "stop", "evaluate"),
+    "running": ("pause", *ALWAYS, "stop"),
+    "paused": ("resume", *ALWAYS, "stop", "evaluate"),
+    "finished": ("resume", *ALWAYS, "evaluate"),
+    "stopped": ("resume", *ALWAYS, "evaluate"),
+    "failed": ("resume", *ALWAYS, "stop", "evaluate"),
 }
 
 
 def snapshot(run: Run) -> dict[str, Any]:
     """State, figures and lists of a run; numbers not yet known are None."""
     history = run.history
-    rows = run.engines.status()
+    gauges = run.engines.gauges()
+    rows = [{**row, **gauge} for row, gauge in zip(run.engines.status(), gauges, strict=True)]
     stopped = run.engines.stopped
     return {
         "name": run.name,
@@ -47,6 +50,8 @@ def snapshot(run: Run) -> dict[str, Any]:
         "curve": history.curve(),
         "by_rank": history.by_rank(),
         "sample": history.samples[-1] if history.samples else None,
+        "memory": list(run.memory),
+        "derived": derived(run),
         "marks": list(run.marks),
         "metrics": dict(run.metrics),
         "metrics_step": run.metrics_step,
@@ -55,6 +60,29 @@ def snapshot(run: Run) -> dict[str, Any]:
         "engines": rows,
         "pending": run.pending,
         "allowed": [] if run.pending else list(ALLOWED.get(run.state, ())),
+    }
+
+
+def derived(run: Run) -> dict[str, Any]:
+    """What follows from what was measured: utilisation, and the bubble of a pipeline.
+
+    mfu: operations of the model done, of those the ranks could do, all of them busy at once.
+    """
+    layout, flops = run.layout, run.about.get("flops")
+    per_step = flops * run.about["batch"] if flops else None
+    peak = sum(run.peaks[: layout.world_size])
+    rate = run.history.now()["rate"]
+    steps_per_s = rate / run.history.units_per_step if rate else None
+    last = run.history.samples[-1] if run.history.samples else None
+    is_pipeline = layout.pp > 1
+    return {
+        "flops": per_step,
+        "peak_flops": peak or None,
+        "mfu": per_step * steps_per_s / peak if per_step and steps_per_s and peak else None,
+        "bubble": bubble(last) if last and is_pipeline else None,
+        "bubble_formula": (
+            layout.order.bubble(layout.pp, layout.microbatches) if is_pipeline else None
+        ),
     }
 
 

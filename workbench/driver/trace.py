@@ -17,10 +17,9 @@ from typing import Any
 
 from workbench.driver.files import written
 from workbench.errors import InputError
+from workbench.spec.records import MARKER
 
 Event = dict[str, Any]
-# The event in a rank's profile that begins and ends with the step.
-MARKER = "workbench_step"
 COMPUTING, COMMUNICATION = "computing", "communication"
 # Perfetto takes a thread for the same as another of its number, and one of its process's number, or
 # 0, for the first of the process. So threads are numbered through all ranks, beyond the ranks.

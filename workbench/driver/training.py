@@ -37,6 +37,7 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     restore: str | None = None,
     directory: str | Path = DIRECTORY,
     start: bool = True,
+    tensorboard: str | Path | None = None,
     **options: Any,
 ) -> Run:
     """Build a training on all ranks and start it; returns at once, the Run is the handle.
@@ -45,8 +46,8 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     recipe, executed on every rank. strategy: see spec/strategy.py, which also says what options it
     takes (shard, by, microbatches, schedule, dp, pp, tp). ranks: how many train, the first of
     them; the others wait. restore: a checkpoint to begin from. directory: where the
-    run's own folder (journal, checkpoints) is made. start: False leaves it paused. options: see
-    TrainOptions.
+    run's own folder (journal, checkpoints) is made. start: False leaves it paused. tensorboard: a
+    folder of event files, where one of this run is written to. options: see TrainOptions.
 
     Raises InputError, LayoutError, RecipeError, RunError or CheckpointError; a training that was
     there before goes on existing unless a new one could be built.
@@ -88,6 +89,8 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     about = {**built[0], "cell": cell}
     before, run = engines.run, Run(engines, about, chosen, folder, layout)
     engines.run = run
+    run.write_events(tensorboard)
+    run.peaks = [reply["peak_flops"] for reply in built]
     run.lay_out(layout, built)
     run.begin(running=False)
     if before is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from workbench.engine import dropout, state, tensor_plan
+from workbench.engine import dropout, flops, state, tensor_plan
 from workbench.engine.cut import Cut, cut_tape, unit_names
 from workbench.engine.recipe import Recipe
 from workbench.engine.recorder import record
@@ -52,6 +52,7 @@ class Blueprint:
         self.groups = state.group_names(self.bones, whole)
         self.optimizer_kind = type(whole).__name__
         self.loss_note = ""
+        self.flops: float | None = None
         self._tapes: dict[tuple, Tape] = {}
         self._cuts: dict[tuple, Cut] = {}
 
@@ -97,18 +98,22 @@ class Blueprint:
         return self._tapes[key]
 
     def share(self, world: World) -> None:
-        """Let all ranks know what rank 0 finds of the model; collective."""
-        known: list[Any] = [None]
+        """Let all ranks know what one finds of the model; collective.
+
+        The last rank counts its operations while rank 0 looks for what may be cut.
+        """
+        mine: dict[str, Any] = {}
+        if world.rank == world.size - 1:
+            mine["flops"] = flops.per_sample(self.bones, self.plan.recipe, self.device)
         if world.rank == 0:
-            can_tp = not self.limits.tp_why
-            known = [
-                (self.limits, self.tensor_plan, self.dropout_shapes) if can_tp else self.limits
-            ]
-        torch.distributed.broadcast_object_list(known, 0, device=self.device)
-        if isinstance(known[0], Limits):
-            self.limits = known[0]
-        else:
-            self.limits, self.tensor_plan, self.dropout_shapes = known[0]
+            mine["limits"] = self.limits
+            if not self.limits.tp_why:
+                mine |= {"tensor_plan": self.tensor_plan, "dropout_shapes": self.dropout_shapes}
+        every: list[Any] = [None] * world.size
+        torch.distributed.all_gather_object(every, mine)
+        for told in every:
+            for name, value in told.items():
+                setattr(self, name, value)
 
     @functools.cached_property
     def tensor_plan(self) -> tensor_plan.TensorPlan:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.engine.clock import COMM, Ticked, Timer
+from workbench.engine.clock import COMM, OTHER, Ticked, Timer
 from workbench.engine.metered_group import Op
 from workbench.engine.offset import Offset
 from workbench.spec.records import COLUMNS, PARTS
@@ -40,10 +40,10 @@ class Page:
             detail = span.detail
             if span.kind == COMM:
                 detail = [numbers[id(op)] for op in detail if id(op) in numbers]
-                if not detail:  # launched in the step before
-                    continue
             times = (round(span.begin_s, ROUND_S), round(span.end_s, ROUND_S))
-            spans.append([span.kind, *times, detail])
+            # Of what was launched in the step before nothing is told.
+            is_unknown = span.kind == COMM and not detail
+            spans.append([OTHER, *times, None] if is_unknown else [span.kind, *times, detail])
         return {
             "step": self.step,
             "began_s": began_s,

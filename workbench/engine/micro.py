@@ -55,3 +55,14 @@ def shortened(value: Any, count: int, length: int) -> Any:
         return tensor[:count] if is_batch else tensor
 
     return pytree.tree_map(cut, value)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Tensors in nested tuples, lists and dicts, moved to the device."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    return value

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
-import json
 import linecache
 import os
 import random
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from workbench.engine import cell, checkpoint, output, source, state
+from workbench.engine import cell, checkpoint, flops, journal, output, source, state
 from workbench.engine import recipe as recipes
 from workbench.engine.blueprint import Plan
 from workbench.engine.export import script
+from workbench.engine.kept import Kept
 from workbench.engine.metered_group import Meter
 from workbench.engine.moves import move
 from workbench.engine.told import MOST_CHARS, told
@@ -54,6 +55,7 @@ class Here:
     broken: bool = False
     interruptible: bool = False
     cell: str = ""
+    peaks: dict[torch.dtype, float] = field(default_factory=dict)
 
 
 _here = Here()
@@ -93,7 +95,7 @@ def join(meeting: dict) -> str:
     kept = None
     if _here.trainer is not None:
         try:
-            kept = _kept_state(_here.trainer)
+            kept = Kept.of(_here.trainer)
         except Exception as error:  # noqa: BLE001 - said, and the ranks meet
             lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
     leave()
@@ -101,26 +103,10 @@ def join(meeting: dict) -> str:
     _here.broken = False
     if kept is not None:
         try:
-            _here.trainer = _rebuilt(kept, _here.world)
+            _here.trainer = kept.rebuilt(_here.world)
         except Exception as error:  # noqa: BLE001 - said, and the ranks meet
             lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
     return lost
-
-
-def _kept_state(trainer: Trainer) -> tuple:
-    """The training's state as this rank holds it, independent of its world."""
-    pieces = state.take(trainer.held, trainer.optimizer)
-    groups = state.settings(trainer.optimizer, trainer.blueprint.groups)
-    return trainer.blueprint, trainer.layout, pieces, groups, trainer.step, trainer.samples
-
-
-def _rebuilt(kept: tuple, world: World) -> Trainer:
-    blueprint, layout, pieces, groups, step, samples = kept
-    trainer = Trainer(blueprint, layout, world)
-    state.load(trainer.held, trainer.optimizer, pieces)
-    state.set_settings(trainer.optimizer, blueprint.groups, groups)
-    trainer.step, trainer.samples = step, samples
-    return trainer
 
 
 def leave() -> None:
@@ -193,10 +179,21 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         "evaluates": found.evaluate is not None,
         "samples": found.samples.length,
         "limits": trainer.blueprint.limits.to_dict() if _here.rank == 0 else {},
+        "flops": trainer.blueprint.flops,
+        "peak_flops": _peak(trainer),
         **_spread_shown(trainer),
     }
     gc.collect()  # the training before is held in cycles by its reducer
     return about
+
+
+def _peak(trainer: Trainer) -> float:
+    """Operations a second that this rank can do while all others do, too; collective."""
+    torch.distributed.barrier()
+    dtype = trainer.blueprint.precision_dtype or torch.float32
+    if dtype not in _here.peaks:
+        _here.peaks[dtype] = flops.peak_per_s(_world().device, dtype)
+    return _here.peaks[dtype]
 
 
 def _spread_shown(trainer: Trainer) -> dict:
@@ -233,8 +230,19 @@ def run_slice(num_steps: int, follows: bool) -> dict:
         finally:
             signal.signal(signal.SIGINT, before)
     reply = {"rank": _here.rank, "first": first, "step": trainer.step, "columns": columns}
-    is_journaled = _journal(reply)
-    return {**reply, "error": error, "is_journaled": is_journaled, "sample": sample}
+    is_journaled = journal.append(_here.directory, reply)
+    more = {"sample": sample, "memory": trainer.memory()}
+    return {**reply, "error": error, "is_journaled": is_journaled, **more}
+
+
+def profile_step() -> dict:
+    """One step under torch.profiler -> as run_slice, and its trace as `profile`, JSON text."""
+    with torch.profiler.profile() as profile:
+        reply = run_slice(1, False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profile.export_chrome_trace(str(path))
+        return {**reply, "profile": path.read_text()}
 
 
 def _interrupted(*_: object) -> None:
@@ -255,21 +263,6 @@ def _break_off(raised: BaseException) -> None:
             traceback.clear_frames(link.__traceback__)
     if _here.trainer is not None:
         _here.trainer.optimizer.zero_grad(set_to_none=True)
-
-
-def _journal(reply: dict) -> bool:
-    """Append to this rank's journal; False where the disk does not take it."""
-    if _here.directory is None or not reply["columns"]["loss"]:
-        return True
-    path = _here.directory / "journal" / f"rank{_here.rank}.jsonl"
-    line = json.dumps({"time_s": time.time(), **reply}, separators=(",", ":"))
-    # The journal is a copy of what the driver gets; a full disk must not end the training.
-    try:
-        with path.open("a") as file:
-            file.write(line + "\n")
-    except OSError:
-        return False
-    return True
 
 
 def position() -> int:

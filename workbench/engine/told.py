@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
+
 from workbench.engine import source
-from workbench.engine.trainer import is_peer_gone
 from workbench.errors import WorkbenchError, WorldLostError
 
 # What a user is shown of an exception: lines of cells it crossed, characters of its text.
 MOST_LINES, MOST_CHARS = 8, 400
+# How torch tells that a peer went away or did not come; gloo, then NCCL.
+PEER_GONE = ("Connection closed by peer", "Connection reset", "Timed out waiting", "pair closure")
 
 
 def told(error: BaseException) -> dict:
@@ -26,3 +29,17 @@ def told(error: BaseException) -> dict:
         # torch writes essays: the first line says what happened, the log has the rest.
         text = (text.strip().splitlines() or [""])[0][:MOST_CHARS]
     return {"name": type(error).__name__, "text": text, "lines": lines}
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """Whether the exception was raised in so many words, not found by torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = (frames[-1].line or "") if frames else ""
+    return last.lstrip().startswith(("raise", "assert"))
+
+
+def is_peer_gone(error: BaseException) -> bool:
+    """Whether a collective failed because another rank left or did not come."""
+    return isinstance(error, WorldLostError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
+    )

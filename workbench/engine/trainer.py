@@ -11,7 +11,6 @@ import contextlib
 import gc
 import math
 import random
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,25 +18,26 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 
 from workbench.engine import books, state
 from workbench.engine.axes import dp_replicate
 from workbench.engine.blueprint import Blueprint, Plan
 from workbench.engine.clock import DATA, OPTIMIZER
 from workbench.engine.data import mixed
+from workbench.engine.footprint import Saved, footprint
 from workbench.engine.held import Held
-from workbench.engine.micro import Micro, padded
+from workbench.engine.micro import Micro, moved, padded
 from workbench.engine.moves import Moved, move
 from workbench.engine.notes import loss_note, notes
 from workbench.engine.recipe import explain
 from workbench.engine.slots import make_slots, slots
 from workbench.engine.spread import Pass, Spread
+from workbench.engine.told import is_peer_gone, raised_by_user
 from workbench.engine.world import World
-from workbench.errors import InputError, RecipeError, RunError, WorldLostError
+from workbench.errors import InputError, RecipeError, RunError
 from workbench.spec.layout import Layout
-
-# How torch tells that a peer went away or did not come; gloo, then NCCL.
-PEER_GONE = ("Connection closed by peer", "Connection reset", "Timed out waiting", "pair closure")
+from workbench.spec.records import MARKER
 
 
 class Trainer:
@@ -60,6 +60,8 @@ class Trainer:
         self._pass: Pass | None = None
         self._loss = 0.0
         self._output: Any = None
+        self._saved = Saved()
+        self._num_taken = 0
 
     @property
     def held(self) -> Held:
@@ -113,7 +115,9 @@ class Trainer:
         try:
             for number in range(num_steps):
                 meter.watches = number == num_steps - 1
-                pages.append(self._take_step(follows=follows or number > 0))
+                marker = record_function(MARKER) if meter.watches else contextlib.nullcontext()
+                with marker:
+                    pages.append(self._take_step(follows=follows or number > 0))
         finally:
             meter.watches = False
             meter.clock.off()
@@ -141,6 +145,7 @@ class Trainer:
         ticked = clock.end()
         self.samples += self.plan.recipe.batch
         self.step += 1
+        self._num_taken += 1
         ops = meter.take()
         sent_after = self.world.bytes_sent()
         sent = sum(op.num_bytes for op in ops if op.kind != "recv")
@@ -187,7 +192,8 @@ class Trainer:
     def _forward_backward(self, micros: list[Micro], *, is_last: bool) -> None:
         self._output = None
         try:
-            self._ready().run(micros, is_last=is_last)
+            with self._watched():
+                self._ready().run(micros, is_last=is_last)
         except Exception as error:
             if self.step == 0 and not is_peer_gone(error):
                 batch = micros[0].inputs, micros[0].target
@@ -199,6 +205,10 @@ class Trainer:
             raise
         finally:
             self._output = None
+
+    def _watched(self) -> contextlib.AbstractContextManager:
+        """In the second step, which is as all that follow, what autograd keeps is counted."""
+        return self._saved.watching() if self._num_taken == 1 else contextlib.nullcontext()
 
     def _weighted(self, output: Any, micro: Micro) -> Tensor:
         """The microbatch's part of the step's loss."""
@@ -251,6 +261,10 @@ class Trainer:
                 return recipe.evaluate(self.spread.whole(self._ready()))
         finally:
             state.reshard(self.held)
+
+    def memory(self) -> dict[str, int | None]:
+        """Bytes of this rank by what they are for."""
+        return footprint(self.held, self.optimizer, self._saved if self._num_taken > 1 else None)
 
     def num_parameters(self) -> int:
         """Parameters of the whole model."""
@@ -354,31 +368,6 @@ def _optimizer(blueprint: Blueprint, spread: Spread) -> torch.optim.Optimizer:
     for group in optimizer.param_groups:
         group["params"] = [param for param in group["params"] if param in held]
     return optimizer
-
-
-def raised_by_user(error: BaseException) -> bool:
-    """Whether the exception was raised in so many words, not found by torch."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = (frames[-1].line or "") if frames else ""
-    return last.lstrip().startswith(("raise", "assert"))
-
-
-def is_peer_gone(error: BaseException) -> bool:
-    """Whether a collective failed because another rank left or did not come."""
-    return isinstance(error, WorldLostError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE)
-    )
-
-
-def moved(value: Any, device: torch.device) -> Any:
-    """Tensors in nested tuples, lists and dicts, moved to the device."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, (tuple, list)):
-        return type(value)(moved(item, device) for item in value)
-    if isinstance(value, dict):
-        return {key: moved(item, device) for key, item in value.items()}
-    return value
 
 
 @contextlib.contextmanager

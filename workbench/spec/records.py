@@ -13,3 +13,5 @@ COLUMNS = ("loss", "wall_s", *PARTS, "sent_bytes")
 # One operation of a step that was recorded whole. ranks: of its group. peer: of a message.
 # launched_s, done_s: from the begin of the step; done_s None where nobody could tell.
 OP_FIELDS = ("kind", "ranks", "peer", "bytes", "launched_s", "done_s")
+# The event in a torch profile that begins and ends with the step.
+MARKER = "workbench_step"

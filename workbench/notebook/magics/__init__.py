@@ -22,6 +22,7 @@ def all_commands() -> tuple[type[Commands], ...]:
     from workbench.notebook.magics.export import ExportMagics
     from workbench.notebook.magics.on_ranks import CellMagics
     from workbench.notebook.magics.run import RunMagics
+    from workbench.notebook.magics.trace import TraceMagics
     from workbench.notebook.magics.train import TrainMagics
 
-    return EngineMagics, TrainMagics, RunMagics, ExportMagics, CellMagics
+    return EngineMagics, TrainMagics, RunMagics, ExportMagics, TraceMagics, CellMagics

@@ -67,6 +67,7 @@ class TrainMagics(Commands):
         metavar="CHECKPOINT",
         help="begin from a checkpoint: RUN/NAME, last, path",
     )
+    @argument("--tensorboard", type=word, metavar="DIR", help="event files for TensorBoard, too")
     @argument("--wait", action="store_true", help="until it is finished; an interrupt pauses it")
     @line_cell_magic
     @from_line

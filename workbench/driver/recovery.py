@@ -1,0 +1,36 @@
+"""Recovery: what a run does when ranks raised in a slice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from workbench.errors import WorkbenchError
+
+if TYPE_CHECKING:
+    from workbench.driver.run import Run
+
+
+def recover(run: Run, errors: dict[int, dict[str, Any]]) -> NoReturn:
+    """Bring all ranks back to the last step that all have finished, and raise what they raised.
+
+    errors: by rank, what it told.
+    """
+    error = run.feeder.first_cause(errors, run.step_now)
+
+    def advance(num_steps: int) -> None:
+        run.step_now += num_steps
+
+    run.feeder.drain(run.history, run.layout, advance)
+    try:
+        run.engines.rejoin()
+        positions = run.engines.call("position", ranks=run.feeder.ranks)
+        if len(set(positions)) > 1:
+            are_replicas = run.layout.dp_replicate == run.layout.world_size
+            run.feeder.agree(positions, are_replicas=are_replicas)
+        run.step_now = max(positions)
+    except WorkbenchError as second:
+        if not run.engines.alive:
+            raise
+        error.add_note(f"  and then: {second}")
+    run.feeder.reset(run.step_now)
+    raise error

@@ -1,0 +1,93 @@
+"""Footprint: what of a rank's memory is what.
+
+Parameters, gradients and optimizer state follow from their sizes. Activations are what the forward
+passes keep for the backward ones: each tensor is counted when autograd saves it and until it is let
+go, its memory once, so that microbatches in flight and recomputation show.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
+
+from workbench.engine.held import Held
+
+
+class Saved:
+    """Counts what autograd keeps while `watching` is entered. peak_bytes: the most at one time."""
+
+    def __init__(self) -> None:
+        self.now_bytes = self.peak_bytes = 0
+        self._uses: dict[int, int] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A context for a step."""
+        with saved_tensors_hooks(self._pack, lambda kept: kept.tensor):
+            yield
+
+    def _pack(self, tensor: Tensor) -> Any:
+        kept = _Kept(tensor)
+        if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+            return kept
+        storage = tensor.untyped_storage()
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key not in self._uses:
+            self._uses[key] = 0
+            self.now_bytes += num_bytes
+            self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+        self._uses[key] += 1
+        weakref.finalize(kept, self._let_go, key, num_bytes)
+        return kept
+
+    def _let_go(self, key: int, num_bytes: int) -> None:
+        self._uses[key] -= 1
+        if not self._uses[key]:
+            del self._uses[key]
+            self.now_bytes -= num_bytes
+
+
+class _Kept:
+    """A tensor that autograd keeps; goes when the graph does."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def footprint(held: Held, optimizer: Optimizer, saved: Saved | None) -> dict[str, int | None]:
+    """Bytes by what they are for; activations None before a step was watched."""
+    params = list(held.named_parameters())
+    sizes = {name: held.local(name, param)[0].nbytes for name, param in params}
+    gradients = sum(sizes[name] for name, param in params if param.requires_grad)
+    kept = [x for state in optimizer.state.values() for x in state.values()]
+    return {
+        "parameters": sum(sizes.values()),
+        "gradients": gradients,
+        "optimizer": sum(_local_bytes(x) for x in kept if isinstance(x, Tensor)),
+        "activations": None if saved is None else saved.peak_bytes,
+        "resident": resident_bytes(),
+    }
+
+
+def resident_bytes() -> int:
+    """The most this process has had: of the accelerator's memory where there is one."""
+    if torch.accelerator.is_available():
+        return torch.accelerator.max_memory_reserved()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most << 10
+
+
+def _local_bytes(tensor: Tensor) -> int:
+    to_local = getattr(tensor, "to_local", None)
+    return tensor.nbytes if to_local is None else to_local().nbytes

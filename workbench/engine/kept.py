@@ -1,0 +1,46 @@
+"""Kept: the state of a training as one rank holds it, from one world to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.engine import state
+from workbench.engine.blueprint import Blueprint
+from workbench.engine.state import Piece
+from workbench.engine.trainer import Trainer
+from workbench.engine.world import World
+from workbench.spec.layout import Layout
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Everything a rank needs to go on in another world under the same layout."""
+
+    blueprint: Blueprint
+    layout: Layout
+    pieces: Mapping[str, Piece]
+    settings: list[dict[str, Any]]
+    step: int
+    samples: int
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Kept:
+        """Of a training whose world is about to be left."""
+        return cls(
+            trainer.blueprint,
+            trainer.layout,
+            state.take(trainer.held, trainer.optimizer),
+            state.settings(trainer.optimizer, trainer.blueprint.groups),
+            trainer.step,
+            trainer.samples,
+        )
+
+    def rebuilt(self, world: World) -> Trainer:
+        """The training in a new world."""
+        trainer = Trainer(self.blueprint, self.layout, world)
+        state.load(trainer.held, trainer.optimizer, self.pieces)
+        state.set_settings(trainer.optimizer, self.blueprint.groups, self.settings)
+        trainer.step, trainer.samples = self.step, self.samples
+        return trainer
