@@ -212,3 +212,49 @@ def test_bytes_are_those_of_the_formulas():
     for kind in ("send", "recv"):
         assert messages["pp", kind]["count"] == 2 * 4 * 3 / 4
         assert messages["pp", kind]["bytes"] == 2 * activation * 3 / 4
+
+
+WIDE = 1 << 21  # numbers in a message: long against what a thread takes to wake up
+
+
+class Wide(nn.Module):
+    """A small layer whose output is long, so that communication takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 64), nn.Linear(64, WIDE // BATCH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [n, 8] -> [n, WIDE // BATCH]."""
+        return self.down(torch.tanh(self.up(x)))
+
+
+def _profiled(rank: int, store: str, text: str) -> list[tuple[float, float]]:
+    """(ours, torch.profiler's) seconds held by all-reduces, of several steps."""
+    names = {
+        "model": Wide,
+        "data": lambda: (torch.rand(64, 8), torch.rand(64, WIDE // BATCH)),
+        "loss": nn.functional.mse_loss,
+        "batch": BATCH,
+    }
+    ranks = Ranks(rank, 2, store, recipes.from_namespace(names), TrainOptions())
+    trainer = ranks.fresh(parse_layout(text))
+    trainer.run_steps(3, {name: [] for name in COLUMNS}, follows=False)
+    found = []
+    for _ in range(7):
+        columns: dict[str, list] = {name: [] for name in COLUMNS}
+        dist.barrier()
+        with torch.profiler.profile() as profile:
+            trainer.run_steps(1, columns, follows=False)
+        theirs = [e for e in profile.events() if e.name == "gloo:all_reduce"]
+        found.append((columns["comm_s"][0], sum(e.time_range.elapsed_us() for e in theirs) / 1e6))
+    dist.barrier()
+    ranks.close()
+    return found
+
+
+def test_exposed_communication_is_what_torchs_profiler_sees():
+    """Tensor parallelism waits for each all-reduce: all of it is exposed."""
+    for told in on_ranks(2, _profiled, "tp2"):
+        ratios = [ours / theirs for ours, theirs in told]
+        assert statistics.median(ratios) == pytest.approx(1.0, rel=0.1), told
