@@ -206,16 +206,17 @@ class StandIn:
         taken = sample(layout, now["ranks"], now["step"], 64e3 / now["rate"], self.slow_ms)
         rows = by_rank(taken, 61_440)
         wall_ms = sum(row["wall_ms"] for row in rows)
+        idle = sum(row["idle_ms"] for row in rows) / wall_ms
         now.update(
             sample=taken,
             by_rank=rows,
             comm=sum(row["wire_ms"] for row in rows) / wall_ms,
-            idle=sum(row["idle_ms"] for row in rows) / wall_ms,
+            idle=idle,
             memory=[memory(place) for place in now["places"] if not place["idle"]],
             engines=[engine(rank, now["step"]) for rank in range(now["ranks"])],
             derived={
                 "flops": 4.2e9, "mfu": 0.31, "peak_flops": 2.6e11 * now["ranks"],
-                "bubble": now["idle"] if layout.pp > 1 else None,
+                "bubble": idle if layout.pp > 1 else None,
                 "bubble_formula": (layout.pp - 1) / (layout.pp - 1 + layout.microbatches)
                 if layout.pp > 1 else None,
             },

@@ -15,7 +15,7 @@ from typing import Any
 from workbench.spec.layout import Layout
 
 PARTS = ("forward", "backward", "optimizer", "data", "wire", "idle", "other")
-FORWARD, BACKWARD, OPTIMIZER, DATA, OTHER = 1.0, 2.0, 0.12, 0.06, 0.08
+FORWARD, BACKWARD, OPTIMIZER, DATA, OTHER = 1.0, 2.0, 0.12, 0.02, 0.03
 HOP, REDUCE, SLICE = 0.012, 0.14, 0.03
 PARAMETER_BYTES = 1_129_512
 Op = tuple[str, int, int]

@@ -15,8 +15,8 @@ from tests.browser.panel_run import StandIn
 from workbench.errors import InputError
 from workbench.notebook.panel import Panel
 from workbench.notebook.panel.board import Board, on_request, plotly_js
-from workbench.notebook.panel.frame import frame
-from workbench.notebook.panel.still import PARTS, as_html, as_text
+from workbench.notebook.panel.frame import PARTS, frame, lists, sample
+from workbench.notebook.panel.still import as_html, as_text
 from workbench.notebook.panel.texts import en
 from workbench.spec import formats
 
@@ -62,13 +62,41 @@ def test_a_frame_is_the_snapshot(run):
     assert seen["allowed"] == run.snapshot()["allowed"]
 
 
-@pytest.mark.parametrize(("ranks", "limit"), [(4, 34_000), (64, 64_000)])
-def test_a_frame_of_a_long_run_stays_small(ranks, limit):
+@pytest.mark.parametrize(
+    ("ranks", "limits"), [(4, (15_000, 14_000, 3_000)), (64, (34_000, 33_000, 20_000))]
+)
+def test_what_is_sent_of_a_long_run_stays_small(ranks, limits):
     run = StandIn(ranks=ranks, step=600, goal=600)
     run.ask("switch", strategy="hybrid", dp=ranks // 2, pp=2)
     for number in range(200):
         run.tell("info", f"event {number} " + "x" * 80)
-    assert len(frame(run.snapshot())) < limit
+    sent = [len(part(run.snapshot())) for part in (frame, lists, sample)]
+    assert [size < limit for size, limit in zip(sent, limits, strict=True)] == [True] * 3, sent
+
+
+def test_a_sample_is_packed_without_loss(run):
+    run.ask("switch", strategy="hybrid")
+    run.advance(1)
+    taken, sent = run.snapshot()["sample"], json.loads(sample(run.snapshot()))
+    assert (sent["step"], sent["layout"]) == (138, "pp2 dp2, 1f1b x4")
+    for row, packed in zip(taken["ranks"], sent["ranks"], strict=True):
+        unpacked = [
+            [PARTS[kind], begin / 1000, end / 1000, stage, micro, sent["whats"][what]]
+            for kind, begin, end, stage, micro, what in packed["spans"]
+        ]
+        assert [one[3:] for one in unpacked] == [one[3:] for one in row["spans"]]
+        assert [one[0] for one in unpacked] == [one[0] for one in row["spans"]]
+        assert [one[1] for one in unpacked] == pytest.approx(
+            [one[1] for one in row["spans"]], abs=1e-3
+        )
+
+
+def test_what_did_not_change_is_not_sent_again(run, panel):
+    changes: list[str] = []
+    panel._board.observe(lambda change: changes.append(change.name), ["frame", "lists", "sample"])
+    run.change(loss=0.5)
+    drawn(panel, "frame", lambda seen: json.loads(seen)["loss"] == 0.5)
+    assert changes == ["frame"]
 
 
 def test_the_newest_frame_follows_the_run(run, panel):
@@ -99,7 +127,7 @@ def test_a_beat_comes_though_nothing_changes(panel):
 def test_what_is_pressed_reaches_the_run(run, panel, said, told):
     version = run.version
     say(panel, **said)
-    drawn(panel, "frame", lambda _: run.version > version)
+    drawn(panel, "note", lambda _: run.version > version)
     assert run.commands == [told]
 
 
@@ -136,14 +164,14 @@ def test_a_switch_under_way_names_where_it_leads(run, panel):
 
 def test_a_frame_has_the_options_of_the_strategy_that_is_on(run):
     run.ask("switch", strategy="hybrid")
-    sent = {one["strategy"]: one for one in json.loads(frame(run.snapshot()))["choices"]}
+    sent = {one["strategy"]: one for one in json.loads(lists(run.snapshot()))["choices"]}
     assert [name for name, one in sent.items() if one["options"]] == ["hybrid"]
     assert sent["pipeline"]["args"] == {"schedule": "1f1b", "microbatches": 8}
 
 
 def test_a_frame_of_a_run_that_is_not_built_yet(run):
     bare = {k: v for k, v in run.snapshot().items() if k not in ("choices", "places", "stages")}
-    assert json.loads(frame(bare))["choices"] == []
+    assert json.loads(lists(bare))["choices"] == []
 
 
 def test_a_snapshot_that_cannot_be_had_stops_no_other_panel(run, panel, caplog):
@@ -271,7 +299,7 @@ def test_the_bundle_has_a_form_for_every_reader(panel):
 
 def test_the_script_of_a_panel_is_small():
     assert len(Board._esm.encode()) < ESM_LIMIT_BYTES
-    assert len(on_request().encode()) < 2 * ESM_LIMIT_BYTES
+    assert len(on_request().encode()) < 4 * ESM_LIMIT_BYTES
     assert len(plotly_js()) < 2_000_000
 
 

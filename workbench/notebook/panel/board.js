@@ -8,6 +8,8 @@ const ICONS = {
   failed: "M3 1l5 5 5-5 2 2-5 5 5 5-2 2-5-5-5 5-2-2 5-5-5-5z",
   step: "M2 2l8 6-8 6zM11 2h3v12h-3z",
   save: "M2 2h9l3 3v9H2zM5 3v3h5V3zM4 9v4h8V9z",
+  enlarge: "M2 2h5v2H5.4l3 3L7 8.4l-3-3V7H2zM14 14H9v-2h1.6l-3-3L9 7.6l3 3V9h2z",
+  compare: "M2 2h12v5H2zM4 4v1h8V4zM2 9h12v5H2zM4 11v1h5v-1z",
   warn: "M8 1l7 13H1zM7 6v4h2V6zM7 11v2h2v-2z",
 };
 ICONS.down = "M3 5h10l-5 6z";
@@ -105,20 +107,14 @@ function render({ model, el }) {
     make("div", { class: "wb-segments", role: "group", "aria-label": t.strategy }, ...picks), b.save);
   const options = make("div", { class: "wb-options", role: "group", "aria-label": t.options });
   const message = make("div", { class: "wb-message", role: "status" });
-  const figure = (title) => {
-    const head = make("span", { class: "wb-title" }, title), plot = make("div", { class: "wb-plot" }), wait = make("div", { class: "wb-wait" }, t.loading);
-    const keys = make("span", { class: "wb-legend" });
-    return Object.assign(make("figure", { role: "img" }, make("figcaption", {}, head, keys), plot, wait), { head, keys, plot, wait });
-  };
-  const f = { loss: figure(t.loss_title), rate: figure(t.rate_title), time: figure(`${t.time_title} (ms)`), layout: figure(t.layout) };
-  const lists = make("div", { class: "wb-lists" });
+  const chooser = make("div", { class: "wb-chooser", role: "group", "aria-label": t.figures }), stage = make("div", { class: "wb-figures" }, make("div", { class: "wb-soon" }, t.loading));
   const veil = make("div", { class: "wb-veil", role: "alert" });
-  const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, controls, options, make("div", { class: "wb-line" }, message, about),
-    make("div", { class: "wb-figures" }, f.loss, f.rate, f.time, f.layout), lists);
+  const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, controls, make("div", { class: "wb-line" }, options, message), make("div", { class: "wb-line" }, chooser, about), stage);
   const root = make("div", { class: `wb-panel${big ? " wb-big" : ""}`, role: "region", "aria-label": t.panel }, body, veil);
   el.append(root);
 
-  let s = null, drawn_ms = 0, heard_ms = Date.now(), queued = false, timer = 0, shown = true, parts = [], charts = null, stale = true;
+  let s = null, drawn_ms = 0, heard_ms = Date.now(), queued = false, timer = 0, shown = true, parts = [], board = null, ready = false, stale = true;
+  const raw = {}, got = {};
   const keep = {};
   const changed = (key, value) => { const now = JSON.stringify(value); return keep[key] !== now && (keep[key] = now, true); };
 
@@ -131,7 +127,7 @@ function render({ model, el }) {
     put(nums.step.u, s.goal ? ` / ${whole(s.goal)}` : "");
     put(nums.loss.v, digits(s.loss));
     put(nums.throughput.v, speed(s.rate));
-    put(nums.throughput.u, ` ${s.unit}`);
+    put(nums.throughput.u, ` ${t[s.unit] || s.unit}`);
     put(nums.communication.v, share(s.comm));
     put(nums.idle.v, share(s.idle));
     put(nums.ranks.v, `${s.alive} / ${s.ranks}`);
@@ -151,7 +147,7 @@ function render({ model, el }) {
     bar.firstChild.style.width = `${100 * part}%`;
     set(bar, "aria-valuemax", s.goal || 0);
     set(bar, "aria-valuenow", s.step);
-    put(about, [s.name, s.layout, s.precision, s.batch && `batch ${s.batch}`, s.lossy && `${t.lossy}: ${s.lossy}`].filter(Boolean).join("  \u00b7  "));
+    put(about, [s.name, s.layout, s.precision, s.batch && `${t.batch} ${s.batch}`, s.lossy && `${t.lossy}: ${s.lossy}`].filter(Boolean).join("  \u00b7  "));
   }
   function command() {
     const note = model.get("note"), busy = note.kind === "busy";
@@ -166,6 +162,7 @@ function render({ model, el }) {
       explain(one, choice);
     }
     for (const part of parts) part(s, may, note);
+    board?.command(s, may);
     const error = note.kind === "error" || (!busy && s.state === "failed");
     message.className = `wb-message${error && (note.text || s.message) ? " wb-error" : ""}`;
     put(message, note.text || (t[`busy_${s.pending}`] || s.pending).replace(/( to)? \{\w+\}/, "") || s.message);
@@ -175,15 +172,16 @@ function render({ model, el }) {
     if (!s || !root.isConnected) return;
     status();
     command();
-    if (!charts || !stale || !shown || !f.loss.plot.clientWidth) return;
+    if (!board || !stale || !shown || !stage.clientWidth) return;
     const wait = drawn_ms + CHARTS_MS - Date.now();
     if (wait > 0) { timer ||= setTimeout(() => { timer = 0; soon(); }, wait); return; }
     stale = false;
-    charts(root, body, f, s, kit);
+    board.draw(s);
     drawn_ms = Date.now();
   }
   const soon = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };
   const redraw = () => { stale = true; drawn_ms = 0; soon(); };
+  const resized = () => (board ? board.arrange(redraw) : 0, redraw());
   function heard() {
     heard_ms = Date.now();
     root.classList.remove("wb-silent");
@@ -192,8 +190,11 @@ function render({ model, el }) {
   }
   const framed = () => {
     heard();
-    const bytes = model.get("frame");
-    if (bytes && bytes.byteLength) { s = JSON.parse(new TextDecoder().decode(bytes)); stale = true; soon(); }
+    for (const name of ["lists", "frame", "sample"]) {
+      const bytes = model.get(name);
+      if (raw[name] !== bytes && bytes?.byteLength) got[name] = JSON.parse(new TextDecoder().decode((raw[name] = bytes)));
+    }
+    if (got.frame) { s = { ...got.lists, ...got.frame, sample: got.sample }; stale = true; soon(); }
   };
   const beaten = () => { heard(); soon(); };
   const watch = setInterval(() => {
@@ -205,24 +206,29 @@ function render({ model, el }) {
   const theme = () => { root.classList.toggle("wb-dark", document.body.dataset.jpThemeLight === "false" || document.body.classList.contains("vscode-dark")); redraw(); };
   const looks = new MutationObserver(theme);
   looks.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
-  const sizes = new ResizeObserver(redraw);
+  const sizes = new ResizeObserver(resized);
   sizes.observe(root);
   const sight = new IntersectionObserver((seen) => { shown = seen[seen.length - 1].isIntersecting; soon(); });
   sight.observe(root);
   // Otherwise `b` or `d d` on a focused button edits the notebook under it.
   root.addEventListener("keydown", (event) => event.stopPropagation());
-  const events = { "change:frame": framed, "change:beat": beaten, "change:note": beaten };
+  const events = { "change:frame": framed, "change:lists": framed, "change:sample": framed, "change:beat": beaten, "change:note": beaten };
   for (const [name, act] of Object.entries(events)) model.on(name, act);
   let tries = 0;
   const kit = { make, put, set, explain, icon, button, send, changed, digits, speed, whole, t, beat: () => model.get("beat") };
   const figures = () => load(model).then(async (it) => {
-    if (!parts.length) parts = [it.parts.lists(lists, kit), it.parts.options(options, kit), it.parts.layout(f.layout, kit)];
-    soon();
-    await it.drawing;
-    charts = it.parts.charts;
+    if (!board) {
+      stage.replaceChildren();
+      parts = [it.parts.options(options, kit)];
+      board = it.parts.figures(stage, chooser, root, body, kit);
+      board.arrange(redraw);
+    }
     redraw();
-  }).catch((error) => put(f.loss.wait, `${error}`));
-  const again = setInterval(() => (charts || ++tries > 40 ? clearInterval(again) : figures()), 16000);
+    await it.drawing;
+    ready = true;
+    redraw();
+  }).catch((error) => put(board ? message : stage, `${error}`));
+  const again = setInterval(() => (ready || ++tries > 40 ? clearInterval(again) : figures()), 16000);
   figures();
   theme();
   framed();
@@ -230,7 +236,7 @@ function render({ model, el }) {
     for (const [name, act] of Object.entries(events)) model.off(name, act);
     clearInterval(watch); clearInterval(again); clearTimeout(timer);
     looks.disconnect(); sizes.disconnect(); sight.disconnect();
-    for (const one of Object.values(f)) window.Plotly?.purge(one.plot);
+    board?.close();
     root.remove();
   };
 }

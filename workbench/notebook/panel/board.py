@@ -17,6 +17,16 @@ import anywidget
 import plotly
 import traitlets
 
+ON_REQUEST = (
+    "parts.js",
+    "lists.js",
+    "tables.js",
+    "options.js",
+    "layout.js",
+    "timeline.js",
+    "charts.js",
+    "figures.js",
+)
 _HERE = resources.files("workbench.notebook.panel")
 
 
@@ -28,15 +38,15 @@ def script(name: str) -> str:
 
 def on_request() -> str:
     """The scripts a page asks for once it shows a panel, as one module."""
-    return "\n".join(map(script, ("parts.js", "lists.js", "options.js", "layout.js", "charts.js")))
+    return "\n".join(map(script, ON_REQUEST))
 
 
 class Board(anywidget.AnyWidget):
     """The traits a page sees; only the kernel writes them.
 
-    frame: JSON bytes of a snapshot. beat: the kernel's clock (s since the epoch), a sign of life.
-    note: a command under way or refused, {kind: busy|error, verb, text, args} or {}.
-    page: {texts, big}.
+    frame, lists, sample: JSON bytes of a snapshot, see frame.py. beat: the kernel's clock (s since
+    the epoch), a sign of life. note: a command under way or refused, {kind: busy|error, verb, text,
+    args} or {}. page: {texts, big}.
     """
 
     # Text, not a path: anywidget watches files and keeps such widgets alive after close().
@@ -44,6 +54,8 @@ class Board(anywidget.AnyWidget):
     _css = (_HERE / "board.css").read_text(encoding="utf-8")
 
     frame = traitlets.Bytes().tag(sync=True)
+    lists = traitlets.Bytes().tag(sync=True)
+    sample = traitlets.Bytes().tag(sync=True)
     beat = traitlets.Float().tag(sync=True)
     note = traitlets.Dict().tag(sync=True)
     page = traitlets.Dict().tag(sync=True)

@@ -1,4 +1,4 @@
-// Draws the three figures of a panel with plotly. Colours and sizes are those of the style sheet.
+// The figures that plotly draws. Colours and sizes are those of the style sheet.
 // The end of a step axis: rarely moves, leaves at most a third empty.
 function reach(last, goal) {
   const base = 10 ** Math.floor(Math.log10(Math.max(last, 10)));
@@ -7,26 +7,32 @@ function reach(last, goal) {
 }
 
 const plain = (text) => text.replace(/[<&]/g, (c) => (c === "<" ? "&lt;" : "&amp;"));
+const MEMORY = ["parameters", "gradients", "optimizer", "activations"];
+const MB = 1e6;
 
-export function charts(root, body, f, s, { digits, speed, put, set, make, changed, t }) {
-  const { Plotly } = window, parts = partsOf(s.by_rank);
-  const style = getComputedStyle(root), colour = (name) => style.getPropertyValue(`--wb-${name}`).trim();
-  const px = parseFloat(getComputedStyle(body).fontSize), family = style.fontFamily, ink = colour("dim"), em = (x) => Math.round(x * px);
-  const axis = (more) => ({ gridcolor: colour("grid"), linecolor: colour("grid"), zeroline: false, fixedrange: true, tickfont: { size: em(0.9) }, ...more });
-  const draw = (fig, data, x, y, more = {}) => {
-    const width = fig.plot.clientWidth, height = fig.plot.clientHeight, tall = height > 11 * px;
+function charts(f, root, body, { digits, speed, put, set, make, changed, button, t }) {
+  let look;
+  // Sizes and colours as they are now.
+  function pen() {
+    const style = getComputedStyle(root), px = parseFloat(getComputedStyle(body).fontSize), colour = (name) => style.getPropertyValue(`--wb-${name}`).trim();
+    look = { px, colour, family: style.fontFamily, ink: colour("dim"), em: (x) => Math.round(x * px) };
+  }
+  const axis = (more) => ({ gridcolor: look.colour("grid"), linecolor: look.colour("grid"), zeroline: false, fixedrange: true, tickfont: { size: look.em(0.9) }, ...more });
+  function draw(fig, data, x, y, more = {}) {
+    const { px, em, family, ink } = look, width = fig.plot.clientWidth, height = fig.plot.clientHeight, tall = height > 11 * px;
     fig.wait.hidden = true;
-    Plotly.react(fig.plot, data, { width, height, margin: { l: em(3.6), r: em(2), t: em(tall ? 2.6 : 1.6), b: em(tall ? 2.9 : 1.7) }, showlegend: false,
+    window.Plotly.react(fig.plot, data, { width, height, margin: { l: em(3.6), r: em(1.4), t: Math.max(em(tall ? 2.6 : 1.6), fig.keys.offsetHeight + em(1)), b: em(tall ? 2.9 : 1.7) }, showlegend: false,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family, size: em(0.9), color: ink }, dragmode: false, hovermode: "x",
       hoverlabel: { font: { family, size: em(0.9) } }, xaxis: axis({ title: tall ? { text: x.name, standoff: em(0.4) } : undefined, showgrid: false, ...x }),
       yaxis: axis({ nticks: Math.max(3, Math.floor(height / (2.6 * px))), ...y }), uirevision: 1, ...more }, { displayModeBar: false, responsive: false });
-  };
-  const blank = (text) => ({ annotations: [{ text, showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { size: em(1), color: ink } }] });
-  const steps = s.curve.step || [], last = steps[steps.length - 1] ?? 0, end = reach(last, s.goal);
-  const line = (fig, name, key, y, unit) => {
-    const values = s.curve[key] || [], any = values.some((v) => v != null), few = steps.length < 12;
-    const plotted = fig.plot.clientWidth - em(5.6), tall = fig.plot.clientHeight > 11 * px, labels = [], dots = [];
-    const marks = any ? s.marks.filter((m) => m.step <= end).map((m) => ({ ...m, cost: m.took_s == null ? "" : spent(m) })) : [];
+    set(fig.plot, "role", "img");
+  }
+  const blank = (text) => ({ annotations: [{ text, showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { size: look.em(1), color: look.ink } }] });
+
+  // Where the layout was switched, with its name and cost where there is room for them.
+  function marked(s, values, steps, end, fig) {
+    const { em, px, ink } = look, plotted = fig.plot.clientWidth - em(5), tall = fig.plot.clientHeight > 11 * px, labels = [], dots = [];
+    const marks = s.marks.filter((m) => m.step <= end).map((m) => ({ ...m, cost: m.took_s == null ? "" : spent(m) }));
     for (let i = marks.length - 1; i > 0; i--)
       if (marks[i].step === marks[i - 1].step) marks.splice(i - 1, 2, { ...marks[i - 1], ...marks[i], label: `${marks[i - 1].label}, ${marks[i].label}`, cost: marks[i].cost || marks[i - 1].cost });
     const label = ({ lines, at }) => ({ text: lines.map(plain).join("<br>"), showarrow: false, xref: "x", x: (at / plotted) * end, xanchor: "center", yref: "paper", y: 1, yanchor: "bottom", font: { size: em(0.85), color: ink } });
@@ -41,29 +47,75 @@ export function charts(root, body, f, s, { digits, speed, put, set, make, change
     }
     labels.forEach((old, i) => {
       const one = span(old.m, [old.m.label, old.m.cost]);
-      if (tall && old.m.cost && labels.every((it) => it === old || one.to <= it.from || it.to <= one.from)) labels[i] = one;
+      if (tall && !fig.keys.firstChild && old.m.cost && labels.every((it) => it === old || one.to <= it.from || it.to <= one.from)) labels[i] = one;
     });
     for (const m of marks) {
       const near = steps.findIndex((step) => step >= m.step);
       if (m.cost && near >= 0) dots.push([m.step, values[near], plain([m.label, m.layout, m.cost].filter(Boolean).join(": "))]);
     }
+    return { dots, labels: labels.map(label), shapes: marks.map((m) => ({ type: "line", x0: m.step, x1: m.step, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1.5, dash: "dot" } })) };
+  }
+  function line(s, fig, name, key, y, unit) {
+    pen();
+    const { px, colour, ink } = look, steps = s.curve.step || [], end = reach(steps[steps.length - 1] ?? 0, s.goal);
+    const values = s.curve[key] || [], any = values.some((v) => v != null), few = steps.length < 12;
+    const { dots, labels, shapes } = any ? marked(s, values, steps, end, fig) : { dots: [], labels: [], shapes: [] };
     draw(fig, [{ x: steps, y: values, mode: few ? "lines+markers" : "lines", line: { color: colour(name), width: px / 6.5 }, marker: { size: px / 2.2 }, connectgaps: false, hovertemplate: `%{y}${unit}<extra>${t.step} %{x:,}</extra>` },
       { x: dots.map((d) => d[0]), y: dots.map((d) => d[1]), text: dots.map((d) => d[2]), mode: "markers", marker: { size: px / 1.7, color: colour("paper"), line: { color: ink, width: px / 8 } }, hovertemplate: "%{text}<extra></extra>" }],
       { name: t.step, range: [0, end], tickformat: ",d", nticks: 6 }, any ? y : { range: [0, 1], showticklabels: false, showgrid: false },
-      any ? { shapes: marks.map((m) => ({ type: "line", x0: m.step, x1: m.step, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1.5, dash: "dot" } })), annotations: labels.map(label) } : blank(t.no_steps));
+      any ? { shapes, annotations: labels } : blank(t.no_steps));
+  }
+  // Stacked bars by rank. bars: [[name, colour, values, pattern, hover text]].
+  function stacked(fig, ranks, bars, more, none) {
+    const { em } = look, n = ranks.length;
+    draw(fig, [...bars.map(([name, hue, y, pattern, customdata, hover]) => ({ type: "bar", x: ranks, y, name, customdata, marker: { color: hue, line: { width: 0 }, pattern }, hovertemplate: `${name} ${hover}<extra></extra>` })), ...more],
+      { name: t.rank, tickmode: "linear", tick0: 0, dtick: 2 ** Math.max(0, Math.ceil(Math.log2((n * em(2.4)) / fig.plot.clientWidth))), range: [-0.6, Math.max(n, 1) - 0.4], showticklabels: n > 0 },
+      n ? { rangemode: "tozero", autorange: true } : { range: [0, 1], showticklabels: false, showgrid: false }, { barmode: "stack", bargap: 0.32, ...(n ? {} : blank(none)) });
+  }
+  const hatch = (mark, hue) => mark && { shape: mark[0], fillmode: "overlay", bgcolor: look.colour(hue), fgcolor: look.colour(mark[1]), size: look.em(mark[0] === "/" ? 0.5 : 0.36), solidity: 0.28 };
+
+  let isLog = false, last;
+  const log = button("", t.log, "", "wb-tool wb-log");
+  log.press = () => { isLog = !isLog; set(log, "aria-pressed", isLog); if (last) drawings.loss(last); };
+  set(log, "aria-pressed", false);
+  set(log, "title", t.log_title);
+  set(log, "aria-label", t.log_title);
+  f.loss.tools.prepend(log);
+
+  const drawings = {
+    loss(s) {
+      last = s;
+      line(s, f.loss, "blue", "loss", isLog ? { type: "log", tickformat: "~g", autorange: true, dtick: "D2" } : { tickformat: "~g", autorange: true }, "");
+      set(f.loss.plot, "aria-label", `${t.loss_title} ${digits(s.loss)}, ${t.step} ${s.step}`);
+    },
+    rate(s) {
+      const unit = t[s.unit] || s.unit;
+      put(f.rate.head, `${t.rate_title} (${unit})`);
+      if (changed("mfu", s.derived?.mfu)) f.rate.keys.replaceChildren(...(s.derived?.mfu == null ? [] : [make("span", {}, fill(t.mfu, { share: percent(s.derived.mfu) }))]));
+      line(s, f.rate, "green", "rate", { tickformat: "~s", rangemode: "tozero", autorange: true }, ` ${unit}`);
+      set(f.rate.plot, "aria-label", `${t.rate_title} ${speed(s.rate)} ${unit}`);
+    },
+    time(s) {
+      pen();
+      const parts = partsOf(s.by_rank), names = parts.map((part) => t[`part_${part}`]);
+      if (changed("parts", parts)) f.time.keys.replaceChildren(...legend(make, t, parts));
+      const sent = s.by_rank.map((r) => size(r.sent_bytes));
+      stacked(f.time, s.by_rank.map((r) => r.rank), parts.map((part, at) => [names[at], look.colour(part), s.by_rank.map((r) => r[`${part}_ms`]), hatch(HATCH[part], part), sent, part === "wire" || part === "comm" ? `%{y:.3g} ms, ${t.sent} %{customdata}` : "%{y:.3g} ms"]), [], t.no_times);
+      set(f.time.plot, "aria-label", `${t.time_title}: ${s.by_rank.map((r) => `${t.rank} ${r.rank}: ${parts.map((part, at) => `${names[at]} ${ms(r[`${part}_ms`])}`).join(", ")}`).join("; ")}`);
+    },
+    memory(s) {
+      pen();
+      const rows = s.memory || [], ranks = rows.map((r) => r.rank), { em, colour, px } = look, names = MEMORY.map((part) => t[`memory_${part}`]);
+      const most = Math.max(...rows.map((r) => MEMORY.reduce((sum, part) => sum + (r[part] || 0), 0))), kept = rows.map((r) => r.resident), fits = Math.max(...kept) < 2 * most;
+      // A process that is many times its model would leave no bar to see: then it is said in words.
+      const said = fits || !rows.length ? "" : `: ${[...new Set([Math.min(...kept), Math.max(...kept)].map(size))].join(" \u2013 ")}`;
+      if (changed("memory", [fits, said])) f.memory.keys.replaceChildren(...MEMORY.map((part, at) => make("span", {}, make("i", { class: `wb-hue-${part}` }), names[at])), make("span", {}, ...(fits ? [make("b", { class: "wb-mark" })] : []), t.memory_resident + said));
+      const mark = { type: "scatter", mode: "markers", x: ranks, y: kept.map((it) => it / MB), text: kept.map(size), marker: { symbol: "line-ew", size: em(1.1), line: { color: colour("ink"), width: px / 6 } }, hovertemplate: `${t.memory_resident} %{text}<extra></extra>` };
+      const marks = [["/", "slash"], null, null, [".", "dot"]];
+      stacked(f.memory, ranks, MEMORY.map((part, at) => [names[at], colour(part), rows.map((r) => r[part] / MB), hatch(marks[at], part), rows.map((r) => size(r[part])), "%{customdata}"]), fits && rows.length ? [mark] : [], t.no_times);
+      set(f.memory.plot, "aria-label", `${t.memory_title}: ${rows.map((r) => `${t.rank} ${r.rank}: ${MEMORY.map((part, at) => `${names[at]} ${size(r[part])}`).join(", ")}, ${t.memory_resident} ${size(r.resident)}`).join("; ")}`);
+    },
   };
-  line(f.loss, "blue", "loss", { tickformat: "~g", autorange: true }, "");
-  line(f.rate, "green", "rate", { tickformat: "~s", rangemode: "tozero", autorange: true }, ` ${s.unit}`);
-  const ranks = s.by_rank.map((r) => r.rank), n = ranks.length;
-  if (changed("legend", parts)) f.time.keys.replaceChildren(...legend(make, t, parts));
-  const pattern = (part) => HATCH[part] && { shape: HATCH[part][0], fillmode: "overlay", bgcolor: colour(part), fgcolor: colour(HATCH[part][1]), size: em(HATCH[part][0] === "/" ? 0.5 : 0.36), solidity: 0.28 };
-  draw(f.time, parts.map((part) => ({ type: "bar", x: ranks, y: s.by_rank.map((r) => r[`${part}_ms`]), name: t[`part_${part}`],
-    customdata: s.by_rank.map((r) => size(r.sent_bytes)), marker: { color: colour(part), line: { width: 0 }, pattern: pattern(part) },
-    hovertemplate: `${t[`part_${part}`]} %{y:.3g} ms${part === "wire" || part === "comm" ? `, ${t.sent} %{customdata}` : ""}<extra></extra>` })),
-    { name: t.rank, tickmode: "linear", tick0: 0, dtick: 2 ** Math.max(0, Math.ceil(Math.log2((n * em(2.4)) / f.time.plot.clientWidth))), range: [-0.6, Math.max(n, 1) - 0.4], showticklabels: n > 0 },
-    n ? { rangemode: "tozero", autorange: true } : { range: [0, 1], showticklabels: false, showgrid: false }, { barmode: "stack", bargap: 0.32, margin: { l: em(3.6), r: em(1), t: em(3.2), b: em(f.time.plot.clientHeight > 11 * px ? 2.9 : 1.7) }, ...(n ? {} : blank(t.no_times)) });
-  put(f.rate.head, `${t.rate_title} (${s.unit})`);
-  set(f.loss, "aria-label", `${t.loss_title} ${digits(s.loss)}, ${t.step} ${s.step}`);
-  set(f.rate, "aria-label", `${t.rate_title} ${speed(s.rate)} ${s.unit}`);
-  set(f.time, "aria-label", `${t.time_title} (ms): ${s.by_rank.map((r) => `${t.rank} ${r.rank}: ${parts.map((p) => `${t[`part_${p}`]} ${digits(r[`${p}_ms`], 3)}`).join(", ")}`).join("; ")}`);
+  for (const drawing of Object.values(drawings)) drawing.plotly = true;
+  return drawings;
 }

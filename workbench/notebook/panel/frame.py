@@ -1,7 +1,9 @@
-"""A snapshot as the bytes one frame of the panel carries.
+"""A snapshot as the bytes that the page gets.
 
-A frame is whole: the newest replaces all before it, so a page that reloads or a second view needs
-nothing but the last one. About 12 KB at 600 points of a curve.
+Three of them, each whole: the newest replaces all before it, so a page that reloads or a second
+view needs nothing but the last ones. `frame` has what moves with every step, about 12 KB at 600
+points of a curve; `lists` what changes now and then; `sample` the last step that was recorded
+whole. Only what differs from the last one is sent.
 """
 
 from __future__ import annotations
@@ -12,31 +14,89 @@ from collections.abc import Mapping
 from typing import Any
 
 EVENTS_SHOWN = 60
-CURVE_DIGITS = 5
-# Kept in the kernel: the page has no use for them.
-LEFT_OUT = ("engines", "sample", "memory", "derived")
+DIGITS = 5
+# In the order of the page's PARTS; a span names its part by its place here.
+PARTS = ("forward", "backward", "optimizer", "data", "wire", "idle", "other")
+LISTS = ("choices", "places", "stages", "checkpoints", "events", "marks", "memory")
+# Sent by itself.
+SAMPLE = "sample"
 
 
 def frame(snapshot: Mapping[str, Any]) -> bytes:
-    """JSON of a snapshot, UTF-8; numbers that are not finite become null, long lists are cut."""
-    kept = {key: value for key, value in snapshot.items() if key not in LEFT_OUT}
-    # The page shows the options of the strategy that is on.
-    kept["choices"] = [
-        {**choice, "options": choice["options"] if choice["now"] else []}
-        for choice in snapshot.get("choices") or ()
-    ]
-    kept["events"] = list(snapshot.get("events") or ())[-EVENTS_SHOWN:]
+    """Everything but the lists and the sample, as JSON."""
+    kept = {k: v for k, v in snapshot.items() if k not in (*LISTS, SAMPLE)}
+    kept["by_rank"] = [_rounded(row) for row in snapshot.get("by_rank") or ()]
+    kept["engines"] = [_rounded(row) for row in snapshot.get("engines") or ()]
     kept["curve"] = {
         key: [_short(value) for value in values]
         for key, values in (snapshot.get("curve") or {}).items()
     }
-    return json.dumps(_finite(kept), allow_nan=False, separators=(",", ":")).encode()
+    return encoded(kept)
+
+
+def lists(snapshot: Mapping[str, Any]) -> bytes:
+    """What there is to choose, where the ranks lie, checkpoints, events and marks, as JSON."""
+    kept = {key: snapshot.get(key) or [] for key in LISTS}
+    # The page shows the options of the strategy that is on.
+    kept["choices"] = [
+        {**choice, "options": choice["options"] if choice["now"] else []}
+        for choice in kept["choices"]
+    ]
+    kept["events"] = list(kept["events"])[-EVENTS_SHOWN:]
+    return encoded(kept)
+
+
+def sample(snapshot: Mapping[str, Any]) -> bytes:
+    """The last step that was recorded whole, as JSON; `null` before the first.
+
+    Times of spans are whole microseconds, parts and whats are places in lists: a third less.
+    """
+    taken = snapshot.get(SAMPLE)
+    if taken is None:
+        return b"null"
+    whats: dict[str, int] = {}
+    rows = [
+        {
+            "rank": row["rank"],
+            "wall_ms": _short(row["wall_ms"]),
+            "spans": [
+                [PARTS.index(kind), _us(begin), _us(end), stage, micro, _place(whats, what)]
+                for kind, begin, end, stage, micro, what in row["spans"]
+            ],
+            "under": [
+                [_place(whats, what), _us(begin), _us(end), num_bytes]
+                for what, begin, end, num_bytes in row["under"]
+            ],
+        }
+        for row in taken["ranks"]
+    ]
+    return encoded({**taken, "ranks": rows, "whats": list(whats)})
+
+
+def _us(time_ms: float) -> int:
+    return round(1000 * time_ms)
+
+
+def _place(whats: dict[str, int], what: str) -> int:
+    return whats.setdefault(what, len(whats))
+
+
+def encoded(value: Any) -> bytes:
+    """JSON, UTF-8; numbers that are not finite become null, unknown kinds their text."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError):  # looked for only then: it takes longer than all the rest
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
 
 
 def _short(value: float | None) -> float | int | None:
     if value is None or isinstance(value, int):
         return value
-    return float(f"{value:.{CURVE_DIGITS}g}") if math.isfinite(value) else None
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _short(value) if isinstance(value, float) else value for key, value in row.items()}
 
 
 def _finite(value: Any) -> Any:

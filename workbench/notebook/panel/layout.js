@@ -13,9 +13,8 @@ function brief(units) {
   return found.map(({ stem, from, to }) => stem + from + (from && to > +from ? `\u2013${to}` : "")).join(", ");
 }
 
-export function layout(fig, { make, put, set, changed, whole, t }) {
-  const say = (key, values) => Object.entries(values).reduce((text, [name, value]) => text.replace(`{${name}}`, value), t[key]);
-  const percent = (share) => `${share > 0 && share < 0.01 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
+function layout(fig, { make, put, set, changed, whole, t }) {
+  const say = (key, values) => fill(t[key], values);
   const samples = ([first, end]) => (end - first === 1 ? `${first}` : `${first}\u2013${end - 1}`);
   // A long name breaks after a dot.
   const broken = (text) => text.split(/(?<=[.,])/).flatMap((part) => [part, make("wbr")]);
@@ -63,7 +62,7 @@ export function layout(fig, { make, put, set, changed, whole, t }) {
       if (!field.parentNode) place(field, head + (p.dp % rows), left(Math.floor(p.dp / rows)) + head + p.pp);
       field.append(box);
     }
-    set(fig, "aria-label", `${t.layout} ${s.layout}. ${s.places.map((p) => words(p, s, slices)).join("; ")}`);
+    set(fig.plot, "aria-label", `${t.layout} ${s.layout}. ${s.places.map((p) => words(p, s, slices)).join("; ")}`);
     return mesh;
   }
 
@@ -71,6 +70,7 @@ export function layout(fig, { make, put, set, changed, whole, t }) {
   fig.keys.append(cost);
   fig.head.append(" ", make("b", { class: "wb-now" }));
   fig.plot.classList.replace("wb-plot", "wb-picture");
+  set(fig.plot, "role", "img");
   return (s) => {
     put(fig.head.lastChild, s.layout || "");
     const last = [...(s.marks || [])].reverse().find((mark) => mark.took_s != null);

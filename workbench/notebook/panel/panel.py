@@ -20,7 +20,7 @@ from IPython.display import display, update_display
 from workbench.errors import InputError, WorkbenchError
 from workbench.notebook.panel import texts as languages
 from workbench.notebook.panel.board import Board, on_request, plotly_js
-from workbench.notebook.panel.frame import frame
+from workbench.notebook.panel.frame import frame, lists, sample
 from workbench.notebook.panel.pump import PUMP
 from workbench.notebook.panel.still import as_html, as_text
 from workbench.spec.near import unknown
@@ -111,6 +111,9 @@ class Panel:
         if version == self._drawn:
             return
         snapshot = self.run.snapshot()
+        # Equal ones are not sent again.
+        self._board.lists = lists(snapshot)
+        self._board.sample = sample(snapshot)
         self._board.frame = frame(snapshot)
         self._drawn = version
         if (kept := _worth_keeping(snapshot)) != self._kept:

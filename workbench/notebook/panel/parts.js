@@ -6,3 +6,28 @@ const partsOf = (rows) => (rows.some((row) => row.wire_ms == null) ? PLAIN : PAR
 // Told apart without colour, too.
 const HATCH = { wire: ["/", "hatch"], comm: ["/", "hatch"], data: [".", "dot"], other: ["x", "cross"] };
 const legend = (make, t, parts) => parts.map((part) => make("span", {}, make("i", { class: `wb-hue-${part}` }), t[`part_${part}`]));
+const fill = (text, values) => Object.entries(values).reduce((done, [name, value]) => done.replace(`{${name}}`, value), text);
+const ms = (x) => (x == null ? "\u2013" : `${x >= 100 ? Math.round(x) : x >= 1 ? x.toPrecision(3) : x.toFixed(3)} ms`);
+const percent = (x) => (x == null ? "\u2013" : `${x > 0 && x < 0.01 ? (100 * x).toFixed(1) : Math.round(100 * x)} %`);
+function size(n) {
+  if (n == null) return "\u2013";
+  if (n < 1000) return `${Math.round(n)} B`;
+  let unit = 0;
+  for (n /= 1000; n >= 1000 && unit < 3; unit++) n /= 1000;
+  return `${n >= 10 ? Math.round(n) : n.toFixed(1)} ${["KB", "MB", "GB", "TB"][unit]}`;
+}
+// A round distance between ticks, so that about `count` fit into `span`.
+function tick(span, count) {
+  const base = 10 ** Math.floor(Math.log10(span / count));
+  return base * [1, 2, 5, 10].find((m) => span / (base * m) <= count);
+}
+// A sample as frame.py packs it, in words and milliseconds.
+function unpacked(sample) {
+  if (!sample || !sample.whats) return sample;
+  const { whats, ...rest } = sample;
+  for (const row of rest.ranks) {
+    row.spans = row.spans.map(([kind, begin, end, stage, micro, what]) => [PARTS[kind], begin / 1000, end / 1000, stage, micro, whats[what]]);
+    row.under = row.under.map(([what, begin, end, bytes]) => [whats[what], begin / 1000, end / 1000, bytes]);
+  }
+  return rest;
+}

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from workbench.notebook.panel.frame import PARTS
 from workbench.spec.formats import digits, percent, rate, size
 
 POINTS = 240
@@ -31,8 +32,7 @@ COLOURS = {
     "idle": "#c8ccd1",
     "other": "#7d838b",
 }
-# In the order of the bars; where nobody can tell the wire from waiting, both are one part.
-PARTS = ("forward", "backward", "optimizer", "data", "wire", "idle", "other")
+# Where nobody can tell the wire from waiting, both are one part.
 PLAIN = ("forward", "backward", "optimizer", "data", "comm", "other")
 HATCH = (
     '<pattern id="wb-hatch" width="5" height="5" patternUnits="userSpaceOnUse" '
@@ -76,7 +76,7 @@ def as_html(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
             f"{texts['rate_title']} ({snapshot['unit']})",
             _line(steps, rates, GREEN, zero=True, marks=marks),
         ),
-        _figure(f"{texts['time_title']} (ms)", _bars(snapshot["by_rank"] or [], texts)),
+        _figure(texts["time_title"], _bars(snapshot["by_rank"] or [], texts)),
         "</div>",
         _checkpoints(snapshot["checkpoints"], texts),
         f'<div style="opacity:.7">{escape(texts["snapshot"])}</div>',
@@ -246,4 +246,6 @@ def _checkpoints(saved: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -
         f"{time.strftime(WHEN, time.localtime(one['time_s']))}</li>"
         for one in reversed(saved[-8:])
     )
-    return f'<div style="font-weight:600">{escape(texts["checkpoints"])}</div><ul>{lines}</ul>'
+    return (
+        f'<div style="font-weight:600">{escape(texts["checkpoints_title"])}</div><ul>{lines}</ul>'
+    )
