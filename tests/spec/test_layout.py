@@ -57,6 +57,8 @@ def test_texts_mean_layouts(text, layout):
         ("zz4", r"'zz4' in 'zz4' is no degree\. Use pp, dp, fsdp, tp with a number"),
         ("dp2 dp2", "each once"),
         ("4", "is no degree"),
+        ("dp\u0663", r"no degree\. Use pp, dp, fsdp, tp"),
+        ("pp2, x\u0663", "No schedule named"),
         ("dp0", r"dp_replicate=0 is not a degree\. Use a whole number >= 1"),
         ("pp2, 1f2b x4", r"No schedule named '1f2b'\. Did you mean '1f1b'\?"),
         ("dp4, 1f1b x4", r"1f1b x4 belongs to a pipeline, and pp=1 is none"),

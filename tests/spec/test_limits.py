@@ -24,8 +24,14 @@ def test_what_fits_has_no_reason(text):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("dp8", "dp8 needs 8 ranks, and there are 4."),
-        ("pp4, 1f1b x3", "1f1b x3 needs at least 4 microbatches on 4 pipeline ranks."),
+        ("dp8", "dp8 needs 8 ranks, and there are 4. Use a layout such as dp4."),
+        ("pp2 dp3", "pp2 dp3 needs 6 ranks, and there are 4. Use a layout such as pp2 dp2."),
+        ("dp3 tp9", "dp3 tp9 needs 27 ranks, and there are 4. Use a layout such as dp2 tp2."),
+        (
+            "pp4, 1f1b x3",
+            "1f1b x3 needs at least 4 microbatches on 4 pipeline ranks. Use 4 or more, or schedule "
+            "gpipe.",
+        ),
         (
             "pp4, interleaved x8",
             "pp4, interleaved x8 needs 8 stages, and the model has 6 parts with parameters "
@@ -61,7 +67,7 @@ def test_a_model_that_cannot_be_cut_says_so_itself():
 def test_a_model_of_one_part_is_sent_to_data_parallelism():
     one = Limits(batch=64, units=["linear"])
     assert why_not(parse_layout("pp2"), one, ranks=2) == (
-        "pp2, gpipe x1 needs 2 stages, and the model has 1 part with parameters (linear). "
+        "pp2 needs 2 stages, and the model has 1 part with parameters (linear). "
         "Use data parallelism."
     )
 

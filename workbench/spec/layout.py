@@ -15,7 +15,7 @@ from workbench.spec.schedules import SCHEDULES, Schedule
 # Outermost first. The mesh, the text form and the composition all follow this order.
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 SHORT = {"pp": "pp", "dp_replicate": "dp", "dp_shard": "fsdp", "tp": "tp"}
-PART = re.compile(r"([a-z]+)(\d+)")
+PART = re.compile(r"([a-z]+)([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def parse_layout(text: str) -> Layout:
             )
         how[long[part[1]]] = int(part[2])
     for word in order.split():
-        if re.fullmatch(r"x\d+", word):
+        if re.fullmatch(r"x[0-9]+", word):
             how["microbatches"] = int(word[1:])
         else:
             how["schedule"] = word

@@ -6,11 +6,15 @@ here, so that a button that is off says what the magic would say.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from workbench.spec.layout import Layout
+
+# The schedule that takes any number of microbatches.
+ANY_NUMBER = "gpipe"
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,10 @@ class Limits:
 def why_not(layout: Layout, limits: Limits, ranks: int) -> str:
     """Why the layout cannot be used on so many ranks; "" when it can. One sentence."""
     if layout.world_size > ranks:
-        return f"{layout} needs {layout.world_size} ranks, and there are {ranks}."
+        return (
+            f"{_degrees(layout)} needs {layout.world_size} ranks, and there are {ranks}. "
+            f"Use a layout such as {_smaller(layout, ranks)}."
+        )
     if layout.dp_shard > 1 and limits.shard_why:
         return limits.shard_why
     return _pp_why(layout, limits) or _tp_why(layout, limits) or _batch_why(layout, limits)
@@ -54,14 +61,19 @@ def _pp_why(layout: Layout, limits: Limits) -> str:
         most = units // layout.order.stages_per_rank
         part = f"{units} part{'' if units == 1 else 's'} with parameters ({_some(limits.units)})"
         use = f"Use pp <= {most}" if most > 1 else "Use data parallelism"
-        return f"{layout} needs {stages} stages, and the model has {part}. {use}."
+        return f"{_text(layout)} needs {stages} stages, and the model has {part}. {use}."
     if layout.order.splits and layout.dp_shard > 1:
         return (
             f"{layout.schedule} computes gradients of weights apart from the rest, where sharding "
             "(FSDP2) misses some. Use another schedule, or replicas."
         )
     why = layout.order.why_not(layout.pp, layout.microbatches)
-    return f"{layout.schedule} x{layout.microbatches} {why}." if why else ""
+    if not why:
+        return ""
+    least = layout.order.least_microbatches(layout.pp)
+    few = layout.microbatches < least
+    use = f" Use {least} or more, or schedule {ANY_NUMBER}." if few else ""
+    return f"{layout.schedule} x{layout.microbatches} {why}.{use}"
 
 
 def _tp_why(layout: Layout, limits: Limits) -> str:
@@ -71,7 +83,7 @@ def _tp_why(layout: Layout, limits: Limits) -> str:
         return limits.tp_why or limits.both_why
     for name, size in limits.tensor.items():
         if size % layout.tp:
-            return f"tp={layout.tp} does not divide {name}, {size}. Use {_degrees(limits.tensor)}."
+            return f"tp={layout.tp} does not divide {name}, {size}. Use {_fitting(limits.tensor)}."
     return ""
 
 
@@ -88,7 +100,29 @@ def _batch_why(layout: Layout, limits: Limits) -> str:
     return f"batch={limits.batch} is less than {text}. Use batch >= {pieces}{fewer}."
 
 
-def _degrees(tensor: Mapping[str, int]) -> str:
+def _degrees(layout: Layout) -> str:
+    """The degrees as text, without the order of a pipeline."""
+    return str(layout).partition(",")[0]
+
+
+def _text(layout: Layout) -> str:
+    """The layout as text, without an order that nobody typed."""
+    plain = (layout.schedule, layout.microbatches) == (ANY_NUMBER, 1)
+    return _degrees(layout) if plain else str(layout)
+
+
+def _smaller(layout: Layout, ranks: int) -> str:
+    """Degrees that fit so many ranks: the largest is lowered until they do, the last of equals."""
+    degrees: dict[str, Any] = {
+        name: min(degree, ranks) for name, degree in layout.degrees().items()
+    }
+    while math.prod(degrees.values()) > ranks:
+        largest = max(reversed(degrees), key=lambda name: degrees[name])
+        degrees[largest] -= 1
+    return _degrees(Layout(**degrees))
+
+
+def _fitting(tensor: Mapping[str, int]) -> str:
     """The degrees that divide all sizes: `tp=2 or 4`."""
     least = min(tensor.values())
     fit = [n for n in range(2, least + 1) if all(size % n == 0 for size in tensor.values())]

@@ -7,12 +7,13 @@ nothing below knows the name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.errors import LayoutError
 from workbench.spec.layout import Layout
 from workbench.spec.near import unknown
+from workbench.spec.schedules import SCHEDULES
 
 BY = ("layers", "tensor")
 # Enough for a bubble of a third or less, and for every schedule.
@@ -38,11 +39,14 @@ def model(ranks: int, *, by: str = "layers") -> Layout:
 
 def pipeline(ranks: int, *, microbatches: int | None = None, schedule: str | None = None) -> Layout:
     """Consecutive layers on consecutive ranks, several microbatches under way at once."""
+    schedule = "1f1b" if schedule is None else schedule
+    if schedule not in SCHEDULES:
+        raise LayoutError(unknown("schedule", schedule, SCHEDULES))
     if ranks == 1:
         return Layout()
     return Layout(
         pp=ranks,
-        schedule="1f1b" if schedule is None else schedule,
+        schedule=schedule,
         microbatches=CHUNKS_PER_RANK * ranks if microbatches is None else microbatches,
     )
 
@@ -68,13 +72,7 @@ def hybrid(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
                 "which: --dp, --pp, --tp."
             )
         pp, tp = 2, 2 if ranks % 8 == 0 else 1
-    pp, tp = pp or 1, tp or 1
-    dp = max(1, ranks // (pp * tp)) if dp is None else dp
-    if dp * pp * tp != ranks:
-        raise LayoutError(
-            f"dp={dp} x pp={pp} x tp={tp} is {dp * pp * tp}, and there are {ranks} ranks. "
-            f"Use degrees with the product {ranks}."
-        )
+    dp, pp, tp = _product(ranks, dp, pp, tp)
     order: dict[str, Any] = {}
     if pp > 1:
         chosen = pipeline(pp, microbatches=microbatches, schedule=schedule)
@@ -83,6 +81,40 @@ def hybrid(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
         raise LayoutError("microbatches and schedule belong to a pipeline: use --pp 2 or more.")
     how = {"dp_shard" if shard else "dp_replicate": dp}
     return Layout(pp=pp, tp=tp, **how, **order)
+
+
+def _product(ranks: int, dp: int | None, pp: int | None, tp: int | None) -> tuple[int, int, int]:
+    """The three degrees; raises LayoutError unless their product is the number of ranks."""
+    given = {"pp": pp or 1, "tp": tp or 1}
+    rest = given["pp"] * given["tp"]
+    found = ranks // rest if dp is None and ranks % rest == 0 else dp
+    if found is not None and found * rest == ranks:
+        return found, given["pp"], given["tp"]
+    divisors = [n for n in range(2, ranks + 1) if ranks % n == 0]
+    asked = {name: degree for name, degree in given.items() if degree > 1}
+    if dp is None and len(asked) == 1:
+        name, degree = asked.popitem()
+        use = f"Use {name}={_either(divisors)}" if divisors else "Use strategy none"
+        raise LayoutError(f"{name}={degree} does not divide {_many(ranks)}. {use}.")
+    have = given if dp is None else {"dp": dp, **given}
+    text = " x ".join(f"{name}={degree}" for name, degree in have.items())
+    size = rest * (dp or 1)
+    what = f"is {size}, and there {'is' if ranks == 1 else 'are'} {_many(ranks)}"
+    if dp is None:
+        what = f"is {size}, which does not divide {_many(ranks)}"
+    first = next((n for n in (dp, *divisors) if n in divisors[:-1]), None)
+    such = f", such as dp={first} and pp={ranks // first}" if first else ""
+    raise LayoutError(f"{text} {what}. Use degrees with the product {ranks}{such}.")
+
+
+def _many(ranks: int) -> str:
+    return f"{ranks} rank{'' if ranks == 1 else 's'}"
+
+
+def _either(numbers: Sequence[int]) -> str:
+    """`2, 4 or 8`."""
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 STRATEGIES: dict[str, Callable[..., Layout]] = {
@@ -108,22 +140,26 @@ def layout_for(strategy: str, ranks: int, **options: Any) -> Layout:
     Raises LayoutError for a name that is not known, and for an option of another strategy.
     """
     taken = options_of(strategy)
-    _check_kinds(options)
+    check_options(options)
     # Not `in (None, False)`: 0 is equal to False, and is to be refused.
     given = {k: value for k, value in options.items() if value is not None and value is not False}
     for key in given:
         if key not in taken:
             whose = [name for name in STRATEGIES if key in options_of(name)]
-            if not whose:
-                raise LayoutError(unknown("option of a strategy", key, taken))
+            # Those first that take what this strategy takes, too: hybrid for a sharded pipeline.
+            near = sorted(whose, key=lambda name: -len({*taken} & {*options_of(name)}))
             raise LayoutError(
-                f"{key} does not go with {strategy}: it is an option of {' and '.join(whose)}."
+                f"{key} does not go with {strategy}: it is an option of {' and '.join(whose)}. "
+                f"Use {' or '.join(near)} with {key}."
             )
     return STRATEGIES[strategy](ranks, **given)
 
 
-def _check_kinds(options: dict[str, Any]) -> None:
-    """Raises LayoutError for an option of another kind than it is to be."""
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises LayoutError for an option that no strategy has, given or not, or of another kind."""
+    for key in options:
+        if key not in LAYOUT_OPTIONS:
+            raise LayoutError(unknown("option of a strategy", key, LAYOUT_OPTIONS))
     for name in ("dp", "pp", "tp", "microbatches"):
         value = options.get(name)
         if value is not None and (
