@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from concurrent.futures import Future
 from xml.etree import ElementTree
@@ -17,7 +18,7 @@ from workbench.notebook.panel import Panel
 from workbench.notebook.panel.board import Board, on_request, plotly_js
 from workbench.notebook.panel.frame import PARTS, frame, lists, sample
 from workbench.notebook.panel.still import as_html, as_text
-from workbench.notebook.panel.texts import en
+from workbench.notebook.panel.texts import en, zh
 from workbench.spec import formats
 
 ESM_LIMIT_BYTES = 12 * 1024
@@ -210,6 +211,25 @@ def test_one_thread_for_all_panels(run):
 def test_a_language_that_is_not_there_names_those_that_are(run):
     with pytest.raises(InputError, match=r"No language named 'enn'\. Did you mean 'en'\?"):
         Panel(run, lang="enn")
+
+
+def test_chinese_says_all_that_english_says():
+    assert list(zh.TEXTS) == list(en.TEXTS)
+    for key, text in zh.TEXTS.items():
+        names = re.findall(r"\{\w*\}", en.TEXTS[key])
+        assert sorted(re.findall(r"\{\w*\}", text)) == sorted(names), key
+        # What is written in Latin letters in a Chinese text as well.
+        rest = re.sub(r"\{\w*\}|\b(?:CPU|GPU|MFU|MB|ms)\b", "", text)
+        assert not re.search("[A-Za-z]", rest), key
+        assert text
+
+
+def test_the_picture_speaks_the_language_of_the_panel(run):
+    panel = Panel(run, lang="zh")
+    html = panel._repr_mimebundle_()["text/html"]
+    panel.close()
+    assert zh.TEXTS["time_title"] in html
+    assert en.TEXTS["time_title"] not in html
 
 
 def test_plain_text_is_four_lines(run):

@@ -19,7 +19,7 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
   }
   const axis = (more) => ({ gridcolor: look.colour("grid"), linecolor: look.colour("grid"), zeroline: false, fixedrange: true, tickfont: { size: look.em(0.9) }, ...more });
   function draw(fig, data, x, y, more = {}) {
-    const { px, em, family, ink } = look, width = fig.plot.clientWidth, height = fig.plot.clientHeight, tall = height > 11 * px;
+    const { px, em, family, ink } = look, width = fig.plot.clientWidth, height = fig.plot.clientHeight, tall = height - fig.keys.offsetHeight > 11 * px;
     fig.wait.hidden = true;
     window.Plotly.react(fig.plot, data, { width, height, margin: { l: em(3.6), r: em(1.4), t: Math.max(em(tall ? 2.6 : 1.6), fig.keys.offsetHeight + em(1)), b: em(tall ? 2.9 : 1.7) }, showlegend: false,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family, size: em(0.9), color: ink }, dragmode: false, hovermode: "x",

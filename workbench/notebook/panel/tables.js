@@ -1,7 +1,7 @@
 // Communication by axis and kind, and the engines: tables whose cells change and whose rows stay.
 // column: {head, wide, show(td, row)}; a cell is drawn into, never made anew.
 function grid(fig, { make, set }, columns) {
-  const head = make("thead", {}, make("tr", {}, ...columns.map((it) => make("th", { scope: "col" }, it.head)))), rows = make("tbody"), note = make("p");
+  const head = make("thead", {}, make("tr", {}, ...columns.map((it) => make("th", { scope: "col" }, ...[it.head].flat())))), rows = make("tbody"), note = make("p");
   fig.plot.append(note, make("table", {}, head, rows));
   return (data, text = "") => {
     while (rows.children.length > data.length) rows.lastChild.remove();
@@ -31,10 +31,9 @@ function comms(fig, kit) {
   const show = grid(fig, kit, [
     text(t.axis, (c) => c.axis), text(t.operation, (c) => c.op), text(t.count, (c) => `${whole(c.count)}\u00d7`), text(t.bytes, (c) => size(c.bytes)),
     { head: t.time_a_step, wide: true, show: (td, c) => bars(td, WAYS.map((way) => [`wb-way-${way}`, c[`${way}_ms`] / longest]), "", kit) },
-    ...WAYS.map((way) => text(t[way], (c) => ms(c[`${way}_ms`]))),
+    ...WAYS.map((way) => text([make("i", { class: `wb-key wb-way-${way}` }), t[way]], (c) => ms(c[`${way}_ms`]))),
     text(t.bandwidth, (c) => (c.bus_gbps == null ? "\u2013" : `${c.bus_gbps.toPrecision(3)} GB/s`)),
   ]);
-  fig.keys.append(...WAYS.map((way) => make("span", {}, make("i", { class: `wb-way-${way}` }), t[way])));
   return (s) => {
     const found = s.sample?.comms || [];
     longest = Math.max(1e-9, ...found.map((c) => WAYS.reduce((sum, way) => sum + (c[`${way}_ms`] || 0), 0)));

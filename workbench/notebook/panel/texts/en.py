@@ -15,7 +15,6 @@ TEXTS = {
     "throughput": "throughput",
     "communication": "communication",
     "ranks": "ranks",
-    "of": "of",
     "lossy": "approximate",
     "measured_at": "measured at step",
     # controls
