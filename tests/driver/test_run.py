@@ -261,6 +261,10 @@ def test_a_switch_to_fewer_ranks_leaves_the_others_waiting(paused):
     assert paused.step(2) == before + 2
     shown = paused.snapshot()
     assert [place["idle"] for place in shown["places"]] == [False, True]
+    assert [[place[axis] for axis in ("pp", "dp", "tp")] for place in shown["places"]] == [
+        [0, 0, 0],
+        [None, None, None],
+    ]
     assert [len(shown["by_rank"]), shown["strategy"], shown["layout"]] == [1, "none", "dp1"]
     paused.switch("pipeline", microbatches=4)
     paused.step(2)

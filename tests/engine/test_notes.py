@@ -4,7 +4,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn import functional as F  # noqa: N812 - as users write it
 
-from workbench.engine.notes import notes
+from workbench.engine.notes import batchnorms, loss_note, notes
+from workbench.engine.recipe import from_namespace
 from workbench.spec.layout import Layout
 
 TWO = Layout(dp_replicate=2)
@@ -124,8 +125,22 @@ def test_batchnorm_is_noted_under_microbatches_alone():
     assert notes(model, Layout(pp=2), 1) == []
     for layout, accumulate, rounds in ((TWO, 2, 2), (PIPELINE, 1, 4), (PIPELINE, 2, 8)):
         (note,) = notes(model, layout, accumulate)
-        assert f"each of {rounds} microbatches" in note
-        assert note.endswith(": 1.")
+        assert note == (
+            f"Statistics of BatchNorm1d 1 come from each of {rounds} microbatches, not from the "
+            "whole batch, so the loss differs from now on."
+        )
+    assert batchnorms(model) == "BatchNorm1d 1"
+    assert batchnorms(model, of_a_rank=True) == ""
+
+
+def test_other_code_that_normalises_a_batch_is_found_by_its_running_statistics():
+    class Own(nn.BatchNorm1d):
+        def forward(self, input):
+            return super().forward(input)
+
+    model = nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), Own(2))
+    assert batchnorms(model) == ""
+    assert batchnorms(model, of_a_rank=True) == "Own 1"
 
 
 def test_other_running_statistics_and_random_numbers_are_noted():
@@ -141,6 +156,33 @@ def test_time_before_samples_is_noted_where_something_drops():
     layer.dropout.p = 0.1
     (note,) = notes(layer, TWO, 1)
     assert note.endswith("(batch_first=False): self_attn.")
+
+
+class Mixes(nn.Linear):
+    def forward(self, input):
+        return super().forward(input) + input.abs().mean(0).amax()
+
+
+class Noisy(nn.Linear):
+    def forward(self, input):
+        return super().forward(input) + torch.randn(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "is_told"),
+    [
+        (nn.Linear, F.mse_loss, False),
+        (nn.Linear, lambda output, target: (output - target).square().sum(), True),
+        (Mixes, F.mse_loss, True),
+        (Noisy, F.mse_loss, False),
+    ],
+)
+def test_a_loss_that_depends_on_how_a_batch_is_split_is_noted(model, loss, is_told):
+    data = torch.randn(8, 2), torch.randn(8, 1)
+    parts = {"model": lambda: model(2, 1), "data": lambda: data, "loss": loss}
+    note = loss_note(from_namespace(parts, "cell"), model(2, 1))
+    assert ("or the model mixes the samples of a batch" in note) == is_told
+    assert bool(note) == is_told
 
 
 def test_only_a_few_are_named():

@@ -73,6 +73,10 @@ def test_ranks_of_a_kernel_that_is_gone_are_told_and_can_be_ended(kernel: Kernel
         ("%dist_start --nun-ranks 2", "No option named '--nun-ranks'. Did you mean '--num-ranks'?"),
         ("%dist_start 4", "UsageError: %dist_start takes no '4'. %dist_start? says what it takes."),
         ("%dist rank", "UsageError: %dist takes no 'rank'."),
+        ("%dist_switch data --microbatch 4", "'--microbatch'. Did you mean '--microbatches'?"),
+        ("%dist_switch --microbatches many", "'many' is no whole number, such as 5"),
+        ("%dist_step five", "%dist_step: argument N: 'five' is no whole number, such as 5"),
+        ("%dist_train digits --clip x", "'x' is no number, such as 0.5"),
     ],
 )
 def test_a_line_that_does_not_fit_is_one_line(kernel: Kernel, line: str, says: str):
@@ -179,6 +183,19 @@ def test_the_training_obeys(engines: Kernel):
     assert (silent.status, silent.out) == ("ok", "")
     assert engines("name = %dist_save\nname == f'step-{run.step_now}', name + ''").text.startswith(
         "(True"
+    )
+
+
+def test_a_switch_says_what_it_brings(engines: Kernel):
+    engines("run = %dist_train digits --size cnn --steps 2 --wait;")
+    told = engines("%dist_switch pipeline --microbatches 4").out.splitlines()
+    assert re.match(r"digits-\d+: pipeline \(pp2, 1f1b x4\) from step 2 on", told[0])
+    assert told[1:] == [
+        "Note: Statistics of BatchNorm2d 2, BatchNorm2d 5, BatchNorm2d 9 come from each of 4 "
+        "microbatches, not from the whole batch, so the loss differs from now on."
+    ]
+    assert engines("%dist_switch pipeline --microbatches 4").out.endswith(
+        ": already pipeline (pp2, 1f1b x4)\n"
     )
 
 

@@ -92,7 +92,8 @@ def places(run: Run) -> list[dict[str, Any]]:
     found = []
     for rank in range(run.engines.num_ranks):
         if rank >= layout.world_size:
-            found.append({"rank": rank, "idle": True, "held": 0.0, "stages": [], "samples": []})
+            nowhere = {"pp": None, "dp": None, "tp": None, "stages": [], "samples": [], "held": 0.0}
+            found.append({"rank": rank, "idle": True, **nowhere})
             continue
         where = layout.coordinate(rank)
         share = layout.share(rank)

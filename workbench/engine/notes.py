@@ -41,10 +41,10 @@ def notes(model: nn.Module, layout: Layout, accumulate: int) -> list[str]:
     modules = list(model.named_modules())
     rounds = accumulate * layout.microbatches
     told = []
-    if rounds > 1 and (found := [name for name, module in modules if is_batchnorm(module)]):
+    if rounds > 1 and (found := batchnorms(model)):
         told.append(
-            f"BatchNorm takes its statistics from each of {rounds} microbatches, not from the "
-            f"whole batch: {_list(found)}."
+            f"Statistics of {found} come from each of {rounds} microbatches, not from the whole "
+            "batch, so the loss differs from now on."
         )
     if layout.dp > 1 and (found := [name for name, module in modules if _has_own_averages(module)]):
         told.append(f"Each rank keeps running statistics of its own share: {_list(found)}.")
@@ -63,6 +63,23 @@ def notes(model: nn.Module, layout: Layout, accumulate: int) -> list[str]:
             f"layout where it is time (batch_first=False): {_list(found)}."
         )
     return told
+
+
+def batchnorms(model: nn.Module, *, of_a_rank: bool = False) -> str:
+    """The modules that take statistics over the samples of all ranks; "" if none. of_a_rank: those
+    of some other code, which take them over the samples of their rank alone.
+
+    `BatchNorm2d 1, BatchNorm2d 4`: the name alone may be a bare number.
+    """
+    is_one = _mixes_a_share if of_a_rank else is_batchnorm
+    found = [(name, module) for name, module in model.named_modules() if is_one(module)]
+    named = [f"{type(module).__name__} {name}".strip() for name, module in found]
+    return _list(named) if named else ""
+
+
+def _mixes_a_share(module: nn.Module) -> bool:
+    kinds = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    return _has_own_averages(module) and not isinstance(module, kinds)
 
 
 def _list(found: Iterable[str]) -> str:
@@ -149,23 +166,29 @@ def _time_first(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[str]:
 
 
 def loss_note(recipe: Recipe, model: nn.Module) -> str:
-    """Why the loss is not the mean over its samples, for which microbatches are weighed; or ""."""
+    """Why the loss is not the mean over its samples, for which microbatches are weighed; or "".
+
+    Nothing is known of a forward that draws random numbers: the same samples give another loss.
+    """
     count = min(4, recipe.batch) // 2 * 2
     model.eval()
     try:
         with torch.no_grad():
             found = []
-            for first, part in ((0, count), (0, count // 2), (count // 2, count - count // 2)):
+            half = count // 2
+            for first, part in ((0, count), (0, count), (0, half), (half, half)):
                 inputs, target = recipe.samples.fetch(first, part)
                 found.append(recipe.loss(model(inputs), target).item())
     except Exception:  # noqa: BLE001 - the first step says what does not fit
         return ""
     finally:
         model.train()
-    whole, halves = found[0], (found[1] + found[2]) / 2
-    if abs(whole - halves) <= 1e-4 * abs(whole):
+    whole, again, halves = found[0], found[1], (found[2] + found[3]) / 2
+    alike = 1e-4 * abs(whole)
+    if abs(whole - again) > alike or abs(whole - halves) <= alike:
         return ""
     return (
         f"The loss of {count} samples is {whole:.5g}, and the mean of their halves {halves:.5g}: "
-        "it is no mean over the samples, so the curve depends on how a batch is split."
+        "the loss is no mean over the samples, or the model mixes the samples of a batch, so the "
+        "curve depends on how a batch is split."
     )

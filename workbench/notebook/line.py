@@ -67,6 +67,7 @@ def layout_arguments(magic: Any) -> Any:
 
 
 def _read(magic: Any, text: str) -> argparse.Namespace:
+    magic.parser.allow_abbrev = False  # a new option must not give another meaning to old lines
     try:
         options, rest = parse_argstring(magic, _without_comment(text), partial=True)
     except UsageError as error:
@@ -92,7 +93,7 @@ def whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 5") from None
 
 
 def number(text: str) -> float:
@@ -100,7 +101,7 @@ def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, such as 0.5") from None
 
 
 def word(text: str) -> str:

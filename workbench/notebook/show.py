@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from workbench.driver.echo import named
+from workbench.spec.strategy import strategy_of
 
 if TYPE_CHECKING:
     from workbench.driver.cells import CellResult
@@ -101,9 +102,18 @@ def line(run: Run) -> str:
     return repr(run).removeprefix("<Run ").removesuffix(">")
 
 
-def switched(run: Run) -> str:
-    """One line on a switch: `digits-3: pipeline (pp4, 1f1b x8) from step 12 on, in 210 ms, ...`."""
-    return f"{run.name}: {run.events[-1]['text']}"
+def switched(run: Run, before: Sequence[Mapping[str, Any]]) -> str:
+    """A line on a switch, and one for each note that came with it; before: the events until then.
+
+    `digits-3: pipeline (pp4, 1f1b x8) from step 12 on, in 210 ms, ...`
+    """
+    known = {id(event) for event in before}
+    told = [event for event in run.events if id(event) not in known]
+    done = [event["text"] for event in told if event["kind"] == "switch"] or [
+        f"already {strategy_of(run.layout)} ({run.layout})"
+    ]
+    notes = [event["text"] for event in told if event["kind"] == "warning"]
+    return "\n".join([f"{run.name}: {done[0]}", *(f"Note: {note}" for note in notes)])
 
 
 def status(engines: Engines, *, verbose: bool = False) -> Table:

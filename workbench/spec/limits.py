@@ -113,9 +113,8 @@ def _text(layout: Layout) -> str:
 
 def _smaller(layout: Layout, ranks: int) -> str:
     """Degrees that fit so many ranks: the largest is lowered until they do, the last of equals."""
-    degrees: dict[str, Any] = {
-        name: min(degree, ranks) for name, degree in layout.degrees().items()
-    }
+    degrees: dict[str, Any] = layout.degrees()
+    degrees = {name: min(degree, ranks) for name, degree in degrees.items()}
     while math.prod(degrees.values()) > ranks:
         largest = max(reversed(degrees), key=lambda name: degrees[name])
         degrees[largest] -= 1

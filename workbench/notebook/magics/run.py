@@ -120,8 +120,9 @@ class RunMagics(Commands):
         """
         run = current.run()
         how = {name: getattr(options, name) for name in ("ranks", *LAYOUT_OPTIONS)}
+        before = run.events
         run.switch(" ".join(options.strategy) or None, **how)
-        return self.shown.say(run, show.switched(run), silent=options.silent)
+        return self.shown.say(run, show.switched(run, before), silent=options.silent)
 
     @magic_arguments()
     @argument(
