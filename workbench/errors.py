@@ -48,6 +48,10 @@ class RankError(WorkbenchError):
     """An exception raised by the user's code on one or more ranks."""
 
 
+class TrainingLostError(RunError):
+    """A rank could not keep its part of the training when the ranks met again."""
+
+
 class WorldLostError(WorkbenchError):
     """A rank left the process group while this one waited for it; never the first cause."""
 

@@ -69,7 +69,7 @@ def test_files_that_cannot_be_written_are_one_sentence_each(clusters, tmp_path: 
     taken.write_text("mine")
     refused = {
         tmp_path / "nowhere" / "script.py": "There is no folder .*nowhere. Make it, or name anoth",
-        tmp_path: "is a folder. Name a file in it, such as .*script.py",
+        tmp_path: "is a folder. Name a file in it",
         taken: "taken.py is there already. --force .force=True. overwrites it",
     }
     for path, says in refused.items():

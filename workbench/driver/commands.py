@@ -159,6 +159,7 @@ def switch(
     )
     for note in replies[0]["notes"]:
         if note not in run.about["notes"]:
+            run.about["notes"].append(note)
             run.tell("warning", note)
     run.tell(
         "switch",
@@ -170,17 +171,25 @@ def switch(
 
 def wanted(run: Run, strategy: str | None, ranks: int | None, options: dict[str, Any]) -> Layout:
     """The layout that is asked for. Raises InputError or LayoutError for one that is none."""
-    there_are = run.engines.num_ranks
-    if not isinstance(strategy, (str, type(None))) or len(strategy or "") > LONGEST:
-        raise InputError(f"{strategy!r:.40} is no strategy. Use one of {', '.join(STRATEGIES)}.")
-    if strategy is not None and strategy not in STRATEGIES and any(map(str.isdigit, strategy)):
-        if given := [key for key, value in options.items() if value not in (None, False)]:
-            raise InputError(f"{given[0]} has no place beside the whole layout {strategy!r}.")
-        return parse_layout(strategy)
-    name = strategy_of(run.layout) if strategy is None else strategy
     if strategy is None and not any(value is not None for value in (ranks, *options.values())):
         raise InputError(f"Say to what: one of {', '.join(STRATEGIES)}, or a layout such as dp2.")
-    return layout_for(name, counted(ranks, there_are), **options)
+    name = strategy_of(run.layout) if strategy is None else strategy
+    return layout_of(name, ranks, options, run.engines.num_ranks)
+
+
+def layout_of(strategy: str, ranks: int | None, options: dict[str, Any], there_are: int) -> Layout:
+    """What a strategy's name with its options, or the text of a layout, means on so many ranks.
+
+    Raises InputError or LayoutError.
+    """
+    if not isinstance(strategy, str) or len(strategy) > LONGEST:
+        raise InputError(f"{strategy!r:.40} is no strategy. Use one of {', '.join(STRATEGIES)}.")
+    if strategy not in STRATEGIES and any(map(str.isdigit, strategy)):
+        given = {"ranks": ranks, **options}
+        if beside := [key for key, value in given.items() if value not in (None, False)]:
+            raise InputError(f"{beside[0]} has no place beside the whole layout {strategy!r}.")
+        return parse_layout(strategy)
+    return layout_for(strategy, counted(ranks, there_are), **options)
 
 
 def export(run: Run, path: str | Path, *, force: bool = False) -> Path:

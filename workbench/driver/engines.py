@@ -23,7 +23,14 @@ from workbench.driver.gauges import Gauges
 from workbench.driver.launchers import Launched, local
 from workbench.driver.mail import Mail, then
 from workbench.driver.session import LEASE_S, Session
-from workbench.errors import EnginesError, InputError, StartError, WorkbenchError, WorldLostError
+from workbench.errors import (
+    EnginesError,
+    InputError,
+    StartError,
+    TrainingLostError,
+    WorkbenchError,
+    WorldLostError,
+)
 from workbench.spec.placement import Place, check_number, place
 from workbench.spec.timeouts import Timeouts
 
@@ -226,9 +233,17 @@ class Engines:
         return True
 
     def rejoin(self) -> None:
-        """Have all ranks meet again in a new world, keeping a training's state."""
+        """Have all ranks meet again in a new world, keeping a training's state.
+
+        Raises TrainingLostError when a rank could not keep it; the ranks have met all the same.
+        """
         self._attempt += 1
-        self.call("join", self._meeting())
+        told = self.call("join", self._meeting())
+        if lost := [rank for rank, why in enumerate(told) if why]:
+            raise TrainingLostError(
+                f"{named(lost).capitalize()} could not keep the training when the ranks met again "
+                f"({told[lost[0]]}). Begin it anew from a checkpoint: %dist_train with --restore."
+            )
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
         """SIGINT to the processes of ranks: ends a cell, not the engine."""

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.errors import InputError
+from workbench.driver import files
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
@@ -18,13 +18,10 @@ def write(run: Run, path: str | Path, *, force: bool = False) -> Path:
     Raises InputError where the file cannot be written, RecipeError or LayoutError for what cannot
     be said in a script that stands alone.
     """
-    target = _checked(path, force=force)
+    target = files.check(path, force=force)
     about = {"run": run.name, "step": run.step_now, "steps": run.goal, "file": target.name}
     text = run.engines.call("export", about, run.about["cell"], ranks=[0])[0]
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{target} cannot be written: {error.strerror}.") from None
+    files.written(target, lambda partial: partial.write_text(text, encoding="utf-8"), force=force)
     run.tell("info", f"exported {run.layout} as {target.name}")
     return target
 
@@ -35,15 +32,3 @@ def command(run: Run, path: str | Path) -> str:
     if size == 1:
         return f"python {file}"
     return f"torchrun --standalone --nproc-per-node {size} {file}"
-
-
-def _checked(path: str | Path, *, force: bool) -> Path:
-    """The file to write, looked at before the ranks are asked. Raises InputError."""
-    target = Path(path).expanduser().absolute()
-    if target.is_dir():
-        raise InputError(f"{path} is a folder. Name a file in it, such as {target / 'script.py'}.")
-    if not target.parent.is_dir():
-        raise InputError(f"There is no folder {target.parent}. Make it, or name another file.")
-    if target.exists() and not force:
-        raise InputError(f"{path} is there already. --force (force=True) overwrites it.")
-    return target

@@ -22,15 +22,25 @@ def written(path: str | Path, write: Callable[[Path], object], *, force: bool = 
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~somebody who is not known
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path} cannot be written: {why}.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}.") from None
     return target
 
 
 def check(path: str | Path, *, force: bool = False) -> Path:
     """The path, absolute. Raises InputError where no file may be written."""
-    target = Path(path).expanduser().absolute()
+    try:
+        if "\0" in str(path):
+            raise ValueError("it has a null character")
+        target = Path(path).expanduser().absolute()
+        return _checked(target, path, force=force)
+    except OSError as error:
+        raise InputError(f"{str(path)[:80]} cannot be written: {error.strerror}.") from None
+    except (RuntimeError, ValueError, TypeError) as error:  # ~somebody, a NUL, no path at all
+        raise InputError(f"{path!r} names no file: {error}.") from None
+
+
+def _checked(target: Path, path: str | Path, *, force: bool) -> Path:
     if target.is_dir():
         raise InputError(f"{path} is a folder. Name a file in it.")
     if not target.parent.is_dir():

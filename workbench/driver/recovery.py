@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from workbench.errors import WorkbenchError
+from workbench.errors import TrainingLostError, WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
@@ -28,6 +28,8 @@ def recover(run: Run, errors: dict[int, dict[str, Any]]) -> NoReturn:
             are_replicas = run.layout.dp_replicate == run.layout.world_size
             run.feeder.agree(positions, are_replicas=are_replicas)
         run.step_now = max(positions)
+    except TrainingLostError as lost:
+        raise lost from error
     except WorkbenchError as second:
         if not run.engines.alive:
             raise

@@ -21,7 +21,7 @@ from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
 from workbench.driver.readings import Readings
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
-from workbench.errors import RunError, WorkbenchError
+from workbench.errors import RunError, TrainingLostError, WorkbenchError
 from workbench.spec.choices import choices
 from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from workbench.driver.engines import Engines
 
 NUM_EVENTS = 200
+DONE_ALREADY = {("pause", "paused"), ("pause", "finished"), ("stop", "stopped")}
 
 
 class Run(Readings):
@@ -293,31 +294,34 @@ class Run(Readings):
         if verb in ("pause", "stop"):
             self.halt.clear()
         try:
-            allowed = ALLOWED.get(self.state, ())
-            if verb not in (*allowed, "hold"):
-                if (verb, self.state) in (
-                    ("pause", "paused"),
-                    ("pause", "finished"),
-                    ("stop", "stopped"),
-                ):
-                    future.set_result(self.step_now)
-                    return
-                takes = ", ".join(allowed) or "no command"
-                raise RunError(f"{self.name} is {self.state}: it takes {takes}, not {verb}.")
-            if verb != "hold":
-                self._wait_word(verb)
-            result = commands.VERBS[verb](self, **how)
-        except WorkbenchError as error:
+            result = self._done(verb, how)
+        except Exception as error:  # noqa: BLE001 - of no matter to the training
             self._wait_word("")
-            if self.message != str(error):
-                self.tell("error", str(error))
+            known = isinstance(error, WorkbenchError)
+            told = str(error) if known else f"{verb}: {type(error).__name__}: {error}"
+            if self.message != told:
+                self.tell("error", told)
             future.set_exception(error)
+            if isinstance(error, TrainingLostError):
+                self.fail(error)
         except BaseException as error:
             future.set_exception(error)  # whoever waits must not wait for ever
             raise
         else:
             self._wait_word("")
             future.set_result(result)
+
+    def _done(self, verb: str, how: dict) -> Any:
+        """Do what was asked, where the state allows it -> what it gives."""
+        allowed = ALLOWED.get(self.state, ())
+        if (verb, self.state) in DONE_ALREADY:
+            return self.step_now
+        if verb not in (*allowed, "hold"):
+            takes = ", ".join(allowed) or "no command"
+            raise RunError(f"{self.name} is {self.state}: it takes {takes}, not {verb}.")
+        if verb != "hold":
+            self._wait_word(verb)
+        return commands.VERBS[verb](self, **how)
 
     def book(self, replies: list[dict[str, Any]], *, ending: bool = True) -> None:
         """Book a slice that all ranks have answered, and what follows from it."""
@@ -355,7 +359,8 @@ class Run(Readings):
         alive = self.engines.alive
         self.feeder.reset(self.step_now)
         self.tell("error", "\n".join([str(error), *notes]))
-        self.set_state("failed" if alive else "gone", str(error))
+        is_over = not alive or isinstance(error, TrainingLostError)
+        self.set_state("gone" if is_over else "failed", str(error))
 
     def _refuse_rest(self) -> None:
         """Answer what was asked too late."""

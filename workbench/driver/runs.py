@@ -10,6 +10,7 @@ from workbench.errors import CheckpointError
 from workbench.spec.near import unknown
 
 FOLDER = "checkpoints"
+LONGEST = 4000
 
 
 def list_in(root: str | Path) -> list[dict[str, Any]]:
@@ -31,6 +32,8 @@ def find(root: str | Path, text: str | int = checkpoints.LAST, *, run: str | Non
     Raises CheckpointError with the names there are.
     """
     root, text = Path(root), str(text).strip()
+    if len(text) > LONGEST or "\0" in text:
+        raise CheckpointError(f"{text[:40]!r}... names no checkpoint: it is no path.")
     if "/" in text:
         owner, _, name = text.partition("/")
         inside = root / owner / FOLDER / name

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.driver import runs
-from workbench.driver.commands import counted
+from workbench.driver.commands import layout_of
 from workbench.driver.run import Run
 from workbench.errors import CheckpointError, InputError, RecipeError, RunError
 from workbench.spec.near import unknown
 from workbench.spec.options import TrainOptions
 from workbench.spec.registry import names_in
-from workbench.spec.strategy import LAYOUT_OPTIONS, layout_for
+from workbench.spec.strategy import LAYOUT_OPTIONS
 
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
@@ -52,6 +52,7 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     Raises InputError, LayoutError, RecipeError, RunError or CheckpointError; a training that was
     there before goes on existing unless a new one could be built.
     """
+    _check_kinds({"recipe": recipe, "cell": cell}, directory)
     how = {key: options.pop(key) for key in list(options) if key in LAYOUT_OPTIONS}
     try:
         chosen = TrainOptions(**options)
@@ -59,7 +60,7 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
         wrong = sorted(set(options) - set(TrainOptions.__dataclass_fields__))
         known = [*TrainOptions.__dataclass_fields__, *LAYOUT_OPTIONS]
         raise InputError(unknown("option", wrong[0], known)) from None
-    layout = layout_for(strategy, counted(ranks, engines.num_ranks), **how)
+    layout = layout_of(strategy, ranks, how, engines.num_ranks)
     if cell is None and recipe is None:
         raise RecipeError(
             f"No recipe named. Known: {', '.join(recipe_names())}; or define one in a "
@@ -100,6 +101,15 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     if start and chosen.steps:
         run.resume()
     return run
+
+
+def _check_kinds(texts: dict[str, Any], directory: Any) -> None:
+    """Raises InputError for what is no text and no path."""
+    for name, value in texts.items():
+        if not isinstance(value, (str, type(None))):
+            raise InputError(f"{name}={value!r:.40}: use text.")
+    if not isinstance(directory, (str, Path)):
+        raise InputError(f"directory={directory!r:.40}: name a folder, such as 'runs'.")
 
 
 def _make_folder(root: Path, name: str) -> Path:

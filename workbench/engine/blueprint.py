@@ -7,6 +7,7 @@ cut, what tensor parallelism may split) is found once.
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from workbench.engine import dropout, flops, state, tensor_plan
+from workbench.engine.axes import dp_replicate, dp_shard
 from workbench.engine.cut import Cut, cut_tape, unit_names
 from workbench.engine.recipe import Recipe
 from workbench.engine.recorder import record
@@ -24,9 +26,6 @@ from workbench.errors import LayoutError, RecipeError
 from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits, why_not
 from workbench.spec.options import TrainOptions
-
-# Optimizers of torch that do not run on DTensors (seen with torch 2.13).
-UNSHARDED = {"Adafactor", "Rprop", "LBFGS"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ class Blueprint:
         self.optimizer_kind = type(whole).__name__
         self.loss_note = ""
         self.flops: float | None = None
+        self.state_note = ""
         self._tapes: dict[tuple, Tape] = {}
         self._cuts: dict[tuple, Cut] = {}
 
@@ -107,6 +107,7 @@ class Blueprint:
             mine["flops"] = flops.per_sample(self.bones, self.plan.recipe, self.device)
         if world.rank == 0:
             mine["limits"] = self.limits
+            mine["state_note"] = self._state_note()
             if not self.limits.tp_why:
                 mine |= {"tensor_plan": self.tensor_plan, "dropout_shapes": self.dropout_shapes}
         every: list[Any] = [None] * world.size
@@ -164,7 +165,8 @@ class Blueprint:
             tensor=dict(tensor),
             tp_why=tp_why,
             both_why=both_why,
-            shard_why=self._shard_why(),
+            shard_why=dp_shard.why_not(self.bones, self.optimizer_kind),
+            dp_why=dp_replicate.why_not(self.bones),
         )
 
     def check(self, layout: Layout, ranks: int) -> None:
@@ -172,12 +174,26 @@ class Blueprint:
         if why := why_not(layout, self.limits, ranks):
             raise LayoutError(why)
 
-    def _shard_why(self) -> str:
-        if self.optimizer_kind not in UNSHARDED:
+    def _state_note(self) -> str:
+        """What the forward itself writes or draws, as a sentence; "" when nothing was seen."""
+        tape = self._tapes.get((True, min(2, self.plan.recipe.batch)))
+        if tape is None:
+            return ""
+        # Of norms more is told elsewhere.
+        known = {f"{n}." for n, m in self.bones.named_modules() if hasattr(m, "running_mean")}
+        buffers = [
+            n for n in tape.changed & {*tape.buffers} if f"{n.rpartition('.')[0]}." not in known
+        ]
+        found = sorted({*buffers, *filter(None, tape.attributes)})
+        told = f"The forward changes {', '.join(found[:3])}" if found else ""
+        if "" in tape.attributes:
+            told = f"{told} and draws" if told else "The forward draws"
+            told += " from Python's or NumPy's generator"
+        if not told:
             return ""
         return (
-            f"{self.optimizer_kind} mixes sharded and plain tensors, which torch refuses. "
-            "Use replicas, or another optimizer such as AdamW."
+            f"{told}, which depends on how the batch is spread and is not moved by a switch unless "
+            "it is a buffer: the curve may differ between layouts."
         )
 
     def _batch_limits(self) -> Limits:
@@ -190,7 +206,13 @@ def _note_shape(shapes: dict, name: str, _module: nn.Module, args: tuple) -> Non
 
 
 def _check_params(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raises RecipeError for an optimizer that steps nothing of the model."""
+    """Raises RecipeError for an optimizer that steps nothing of the model, or needs a closure."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise RecipeError(
+            f"{type(optimizer).__name__} runs the model several times in a step, and here a step "
+            "is one pass. Use another optimizer, such as AdamW."
+        )
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not stepped & {id(p) for p in model.parameters()}:
         raise RecipeError(

@@ -29,10 +29,13 @@ __all__ = ["Cut", "StagePlan", "balance", "cut", "cut_tape", "install", "keep", 
 
 @dataclass(frozen=True)
 class Cut:
-    """stages in order. tied: parameters that several stages use, with the stages."""
+    """stages in order. tied: parameters that several stages use, with the stages. over_batch:
+    whether the model gives a value that is not one a sample.
+    """
 
     stages: list[StagePlan]
     tied: dict[str, list[int]]
+    over_batch: bool
 
 
 def cut(  # noqa: PLR0913 - all of how a model is called decides its tape
@@ -156,7 +159,14 @@ def _cut_at(flow: Flow, chosen: list[Place]) -> Cut:
     return Cut(
         stages=_with_unused(tape, plans),
         tied={name: used_by for name, used_by in users.items() if len(used_by) > 1},
+        over_batch=_over_batch(tape),
     )
+
+
+def _over_batch(tape: Tape) -> bool:
+    """Whether some tensor of the output has another first dim than the inputs."""
+    counts = {tape.values[slot].shape[:1] for slot in tape.inputs}
+    return any(tape.values[slot].shape[:1] not in counts for slot in tape.returns)
 
 
 def _plan(flow: Flow, span: tuple[int, int], ends: tuple[Place | None, Place | None]) -> StagePlan:

@@ -66,6 +66,16 @@ class Draw:
         self.calls = dict(calls)
 
     @contextmanager
+    def active(self) -> Iterator[None]:
+        """A context in which `here` is this one: a forward is on its way."""
+        before = _forwards[:]
+        _forwards[:] = [self]
+        try:
+            yield
+        finally:
+            _forwards[:] = before
+
+    @contextmanager
     def back_at(self, taken: tuple[int, int, int, int, dict[str, int]]) -> Iterator[None]:
         """A context in which forwards draw what they drew at that position."""
         now = self.taken()
@@ -74,6 +84,14 @@ class Draw:
             yield
         finally:
             self.put(now)
+
+
+_forwards: list[Draw] = []
+
+
+def here() -> Draw | None:
+    """Where the forward that is on its way stands; None outside of one."""
+    return _forwards[0] if _forwards else None
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
 from workbench.engine.held import Held
+from workbench.engine.metered_group import payload_bytes
 
 
 class Saved:
@@ -37,7 +38,9 @@ class Saved:
 
     def _pack(self, tensor: Tensor) -> Any:
         kept = _Kept(tensor)
-        if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+        if tensor.is_sparse or isinstance(tensor, nn.Parameter):
+            return kept
+        if isinstance(tensor._base, nn.Parameter):
             return kept
         storage = tensor.untyped_storage()
         key, num_bytes = storage._cdata, storage.nbytes()
@@ -90,4 +93,4 @@ def resident_bytes() -> int:
 
 def _local_bytes(tensor: Tensor) -> int:
     to_local = getattr(tensor, "to_local", None)
-    return tensor.nbytes if to_local is None else to_local().nbytes
+    return payload_bytes(tensor if to_local is None else to_local())

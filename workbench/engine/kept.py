@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.engine import state
+from workbench.engine.axes import dp_shard
 from workbench.engine.blueprint import Blueprint
 from workbench.engine.state import Piece
 from workbench.engine.trainer import Trainer
@@ -28,6 +29,8 @@ class Kept:
     @classmethod
     def of(cls, trainer: Trainer) -> Kept:
         """Of a training whose world is about to be left."""
+        for part in trainer.held.parts:
+            dp_shard.let_go(part)
         return cls(
             trainer.blueprint,
             trainer.layout,

@@ -221,6 +221,8 @@ class MeteredGroup(dist.ProcessGroup):
 def payload_bytes(value: Any) -> int:
     """Bytes of a tensor, or of all tensors in nested lists."""
     if isinstance(value, torch.Tensor):
+        if value.is_sparse:
+            return value._values().nbytes + value._indices().nbytes
         return value.nbytes
     return sum(payload_bytes(item) for item in value)
 

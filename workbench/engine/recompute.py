@@ -12,6 +12,8 @@ https://arxiv.org/abs/1604.06174
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from workbench.engine.dropout import draws_in
+from workbench.engine.dropout import draws_in, here
 
 
 def recompute(blocks: Sequence[nn.Module]) -> None:
@@ -30,6 +32,29 @@ def recompute(blocks: Sequence[nn.Module]) -> None:
     """
     for block in blocks:
         block.forward = Forgetful(block, block.forward)
+
+
+def know_users() -> None:
+    """Have what a model checkpoints by itself drop again what it dropped.
+
+    torch's function is replaced, before a recipe gets hold of it: it restores torch's generator,
+    which dropout here does not draw from.
+    """
+    torch.utils.checkpoint.checkpoint = _at_its_position  # pyright: ignore
+
+
+@functools.wraps(checkpoint)
+def _at_its_position(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    draw = here()
+    if draw is None:
+        return checkpoint(function, *args, **kwargs)
+    position, runs = draw.taken(), itertools.count()
+
+    def run(*a: Any, **k: Any) -> Any:
+        with draw.back_at(position) if next(runs) else contextlib.nullcontext():
+            return function(*a, **k)
+
+    return checkpoint(run, *args, **kwargs)
 
 
 @dataclass

@@ -97,6 +97,7 @@ class _Recorder(TorchFunctionMode):
                 module.register_forward_pre_hook(lambda *_, n=name: self.dropped.append(n))
         self.ambient = _autocast(device.type)
         self.before = _random_state(), _attributes(self.open)
+        self.all_before = _attributes(set(model.modules()))
         self._take_state()
 
     def _take_state(self) -> None:
@@ -179,9 +180,12 @@ class _Recorder(TorchFunctionMode):
             watched = [(t, t._version) for t in seen]
             self.meter.clear()
             with _untouched_random():
+                drawn = _random_state()
                 try:
                     result = call(*args, **kwargs)
                     mutated = _mutated(watched)
+                    if _random_state() != drawn and "" not in self.tape.attributes:
+                        self.tape.attributes.append("")
                 except Exception as error:  # noqa: BLE001 - it may be for want of values
                     self.dropped.clear()
                     result, mutated = self._probed(module, call, (args, kwargs), error)
@@ -250,6 +254,13 @@ class _Recorder(TorchFunctionMode):
         """The forward has returned: note its output and the buffers it assigned anew."""
         self.inside = True
         self._check_python()
+        after, before = _attributes(set(self.model.modules())), self.all_before
+        names = {module: name for name, module in self.model.named_modules()}
+        self.tape.attributes += [
+            f"{names[key[0]]}.{key[1]}".lstrip(".")
+            for key, value in after.items()
+            if before.get(key, value) != value
+        ]
         self.tape.output = self._template(result)
         self.tape.returns = frozenset(self.reads)
         self.tape.returns_state = frozenset(self.state)

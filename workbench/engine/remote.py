@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workbench.engine import cell, checkpoint, flops, journal, output, source, state
+from workbench.engine import cell, checkpoint, flops, journal, output, recompute, source, state
 from workbench.engine import recipe as recipes
 from workbench.engine.blueprint import Plan
 from workbench.engine.export import script
@@ -67,6 +67,7 @@ def arrive(address: str, logs: list[str], meeting: dict) -> dict:
     address: where the notebook pulls output. logs: where each rank keeps its output whole.
     -> what the driver shows of this rank.
     """
+    recompute.know_users()
     _here.rank = int(os.environ["WORKBENCH_RANK"])
     log_path = logs[_here.rank]
     # ipykernel makes the shell's namespace, in which cells run, that of `__main__`.

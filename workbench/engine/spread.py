@@ -92,6 +92,7 @@ class Spread:
                 layout.num_stages, blueprint.inputs(self.padded), (self.padded,)
             )
             self._check_sharable(self._cut)
+            self._check_even(self._cut)
         cuts: dict[str, TensorCut] = {}
         for stage in self.stages:
             part = self._parts[stage] = copy_of(blueprint.bones)
@@ -116,6 +117,23 @@ class Spread:
                     f"{name} is used by two stages that {self.layout.schedule} puts on one rank, "
                     "where it cannot be sharded. Use another schedule, or replicas."
                 )
+
+    def _check_even(self, cut: cutting.Cut) -> None:
+        """Raises LayoutError on all ranks for what samples that fill up a microbatch would change.
+
+        They are cut off what has a row a sample, and not off a mean that the model takes itself.
+        """
+        options, recipe, layout = (
+            self.blueprint.plan.options, self.blueprint.plan.recipe, self.layout
+        )  # fmt: skip
+        pieces = layout.dp * layout.microbatches * options.accumulate
+        if cut.over_batch and recipe.batch % pieces:
+            near = recipe.batch // pieces * pieces
+            raise LayoutError(
+                f"The model gives a value over all its samples, so that microbatches must be even: "
+                f"batch={recipe.batch} is not {pieces} times as many. Use batch={near or pieces} "
+                f"or {near + pieces}, or data parallelism."
+            )
 
     def _tie_within_rank(self) -> None:
         """Let two stages of this rank share what is tied: their gradients then add up by itself."""

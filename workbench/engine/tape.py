@@ -69,7 +69,8 @@ class Tape:
     slots and the state it has.
 
     changed: state that the forward writes. writes: buffers assigned anew, with the slot assigned.
-    storages: of parameters and buffers, by name.
+    storages: of parameters and buffers, by name. attributes: plain ones of modules that the forward
+    changed, and "" when it drew from Python's or NumPy's generator.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -85,3 +86,4 @@ class Tape:
     params: list[str] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)
     device_type: str = "cpu"
+    attributes: list[str] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 from workbench.engine import source
 from workbench.errors import WorkbenchError, WorldLostError
@@ -16,7 +17,10 @@ PEER_GONE = ("Connection closed by peer", "Connection reset", "Timed out waiting
 def told(error: BaseException) -> dict:
     """An exception as plain data: class, sentence, and the user's lines that led to it."""
     if is_peer_gone(error):
-        text = "another rank left the process group"
+        text = (
+            "the ranks lost each other: one left, or they did different things in one step. Look "
+            "for a branch that depends on data or on the rank"
+        )
         return {"name": WorldLostError.__name__, "text": text, "lines": []}
     is_ours = isinstance(error, WorkbenchError)
     cause = error.__cause__ if is_ours else error
@@ -36,6 +40,14 @@ def raised_by_user(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     last = (frames[-1].line or "") if frames else ""
     return last.lstrip().startswith(("raise", "assert"))
+
+
+def raised_by_us(error: BaseException) -> bool:
+    """Whether a name or an attribute is missing in this package's own code."""
+    if not isinstance(error, (AttributeError, NameError, ImportError)):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(str(Path(__file__).parent))
 
 
 def is_peer_gone(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import UninitializedParameter
 from torch.profiler import record_function
 
 from workbench.engine import books, state
@@ -33,7 +34,7 @@ from workbench.engine.notes import loss_note, notes
 from workbench.engine.recipe import explain
 from workbench.engine.slots import make_slots, slots
 from workbench.engine.spread import Pass, Spread
-from workbench.engine.told import is_peer_gone, raised_by_user
+from workbench.engine.told import is_peer_gone, raised_by_us, raised_by_user
 from workbench.engine.world import World
 from workbench.errors import InputError, RecipeError, RunError
 from workbench.spec.layout import Layout
@@ -93,8 +94,7 @@ class Trainer:
     def notes(self) -> list[str]:
         """What of this model depends on the layout, to be told at the start."""
         told = notes(self.blueprint.bones, self.layout, self.plan.options.accumulate)
-        if self.blueprint.loss_note:
-            told.append(self.blueprint.loss_note)
+        told += filter(None, (self.blueprint.loss_note, self.blueprint.state_note))
         return [*told, *(self.blueprint.tensor_plan.notes if self.layout.tp > 1 else ())]
 
     def run_steps(
@@ -186,7 +186,7 @@ class Trainer:
         torch.default_generator.manual_seed(seed)
         if self.world.device.type != "cpu":
             torch.get_device_module(self.world.device).manual_seed(seed)
-        with self._precision():
+        with self._precision(), self.spread.draw.active():
             yield
 
     def _forward_backward(self, micros: list[Micro], *, is_last: bool) -> None:
@@ -198,7 +198,7 @@ class Trainer:
             if self.step == 0 and not is_peer_gone(error):
                 batch = micros[0].inputs, micros[0].target
                 told = None
-                if not raised_by_user(error):
+                if not raised_by_user(error) and not raised_by_us(error):
                     told = explain(error, self.plan.recipe, batch, self._output)
                 if told is not None:
                     raise told from error
@@ -230,7 +230,7 @@ class Trainer:
         if missing:
             raise RecipeError(
                 f"{', '.join(missing[:3])} took no part in the loss of step {self.step + 1:,}, but "
-                "did before. Give each parameter a part in every step, or train with --shard."
+                "did before. Give each parameter a part in every step on every rank."
             )
 
     def _precision(self) -> contextlib.AbstractContextManager:
@@ -278,6 +278,7 @@ def first_trainer(plan: Plan, layout: Layout, world: World) -> Trainer:
     """
     with seeded(plan.recipe.seed):
         model = plan.recipe.model()
+    _check_made(model)
     blueprint = Blueprint(plan, model, world.device)
     _check_same(blueprint, world)
     most = plan.recipe.samples.length
@@ -294,6 +295,16 @@ def first_trainer(plan: Plan, layout: Layout, world: World) -> Trainer:
     trainer = Trainer(blueprint, layout, world)
     state.fill(trainer.held, model)
     return trainer
+
+
+def _check_made(model: torch.nn.Module) -> None:
+    """Raises RecipeError for parameters that get their shape with the first input."""
+    lazy = [n for n, p in model.named_parameters() if isinstance(p, UninitializedParameter)]
+    if lazy:
+        raise RecipeError(
+            f"{lazy[0]} has no shape before the first input (nn.Lazy...). Give the sizes: "
+            "nn.Linear(16, 4) instead of nn.LazyLinear(4)."
+        )
 
 
 def _check_same(blueprint: Blueprint, world: World) -> None:

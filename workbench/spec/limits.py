@@ -22,7 +22,7 @@ class Limits:
     """units: names of the parts with parameters that stages are made of, in order; pp_why: why
     there is no cutting at all. tensor: what a tensor-parallel degree must divide, by its name;
     tp_why: why there is none. both_why: why not together with a pipeline. shard_why: why
-    the state cannot be sharded.
+    the state cannot be sharded; dp_why: why gradients cannot be averaged.
     """
 
     batch: int
@@ -33,6 +33,7 @@ class Limits:
     tp_why: str = ""
     both_why: str = ""
     shard_why: str = ""
+    dp_why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the wire."""
@@ -46,6 +47,8 @@ def why_not(layout: Layout, limits: Limits, ranks: int) -> str:
             f"{_degrees(layout)} needs {layout.world_size} ranks, and there are {ranks}. "
             f"Use a layout such as {_smaller(layout, ranks)}."
         )
+    if layout.dp > 1 and limits.dp_why:
+        return limits.dp_why
     if layout.dp_shard > 1 and limits.shard_why:
         return limits.shard_why
     return _pp_why(layout, limits) or _tp_why(layout, limits) or _batch_why(layout, limits)

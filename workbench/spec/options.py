@@ -46,8 +46,11 @@ class TrainOptions:
                 raise InputError(f"{name}={value!r}: use a whole number >= {least}.")
         if self.seed is not None and self.seed >= 2**63:
             raise InputError(f"seed={self.seed}: use a whole number below 2**63.")
-        if self.clip is not None and not (self.clip > 0 and math.isfinite(self.clip)):
+        is_number = isinstance(self.clip, (int, float)) and not isinstance(self.clip, bool)
+        if self.clip is not None and not (is_number and self.clip > 0 and math.isfinite(self.clip)):
             raise InputError(f"clip={self.clip!r}: use a gradient norm > 0, e.g. 1.0.")
+        if not isinstance(self.recompute, bool):
+            raise InputError(f"recompute={self.recompute!r}: use True or False.")
         if self.precision not in PRECISIONS:
             raise InputError(f"precision={self.precision!r}: use one of {', '.join(PRECISIONS)}.")
 

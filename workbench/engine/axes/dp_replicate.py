@@ -41,6 +41,20 @@ def spread(part: nn.Module, group: dist.ProcessGroup, *, seeks_unused: bool) -> 
     )
 
 
+def why_not(bones: nn.Module) -> str:
+    """Why gradients of this model cannot be averaged over replicas; "" when they can.
+
+    With sparse gradients DDP over gloo gives another sum (seen with torch 2.13).
+    """
+    for name, module in bones.named_modules():
+        if getattr(module, "sparse", False) is True:
+            return (
+                f"{name} has sparse gradients, which DDP does not sum right. Use sparse=False, or "
+                "a strategy without replicas of the model."
+            )
+    return ""
+
+
 def without_sync(module: nn.Module) -> AbstractContextManager:
     """Backward passes in here accumulate on the rank."""
     assert isinstance(module, DistributedDataParallel)

@@ -12,9 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+
+# Optimizers of torch that do not run on DTensors (seen with torch 2.13).
+UNSHARDED = {"Adafactor", "Rprop", "LBFGS"}
 
 
 def spread(part: nn.Module, mesh: DeviceMesh) -> None:
@@ -35,6 +39,56 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     return list(max(repeated, key=len, default=[]))
 
 
+def why_not(bones: nn.Module, optimizer_kind: str) -> str:
+    """Why FSDP2 cannot shard this model, or its optimizer not what is sharded; "" when both can.
+
+    Asked before anything is built: torch says it late, and in its own words.
+    """
+    if optimizer_kind in UNSHARDED:
+        return (
+            f"{optimizer_kind} mixes sharded and plain tensors, which torch refuses. "
+            "Use replicas, or another optimizer such as AdamW."
+        )
+    units = blocks(bones)
+    if len(set(units)) < len(units):
+        return "A block stands twice in its list, which FSDP2 cannot shard. Use replicas."
+    of_param: dict[int, set[int]] = {}
+    for number, unit in enumerate(units):
+        for param in unit.parameters():
+            of_param.setdefault(id(param), set()).add(number)
+    dtypes: dict[frozenset[int], torch.dtype] = {}
+    outside = {id(p) for p in _outside(bones, units)}
+    for name, param in bones.named_parameters():
+        if why := _param_why(param):
+            return f"{name} {why}, which FSDP2 cannot shard. Use replicas."
+        homes = of_param.get(id(param), set()) | ({-1} if id(param) in outside else set())
+        if len(homes) > 1:
+            return (
+                f"{name} is shared by two blocks, or a block and the rest, which FSDP2 gathers at "
+                "different times. Use replicas."
+            )
+        if dtypes.setdefault(frozenset(homes), param.dtype) != param.dtype:
+            return (
+                f"{name} is {str(param.dtype).removeprefix('torch.')} and others beside it are "
+                "not, which FSDP2 cannot gather together. Use replicas, or one dtype."
+            )
+    return ""
+
+
+def _outside(bones: nn.Module, units: list[nn.Module]) -> Iterator[nn.Parameter]:
+    """Parameters of modules that lie in no unit."""
+    inside = {module for unit in units for module in unit.modules()}
+    for module in bones.modules():
+        if module not in inside:
+            yield from module.parameters(recurse=False)
+
+
+def _param_why(param: nn.Parameter) -> str:
+    if param.ndim == 0:
+        return "is a single number"
+    return "" if param.is_contiguous() else "does not lie contiguous in memory"
+
+
 @contextmanager
 def without_sync(part: nn.Module) -> Iterator[None]:
     """Backward passes in here accumulate on the rank."""
@@ -44,3 +98,14 @@ def without_sync(part: nn.Module) -> Iterator[None]:
         yield
     finally:
         part.set_requires_gradient_sync(True)
+
+
+def let_go(part: nn.Module) -> None:
+    """Back to shards after a step that broke off; the part takes no other step.
+
+    In the middle of a forward pass FSDP2 keeps what it would not gather again, unless told so.
+    """
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.set_reshard_after_forward(True, recurse=False)
+            module.reshard()

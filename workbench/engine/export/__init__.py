@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from workbench.engine import notes
 from workbench.engine.blueprint import Blueprint
 from workbench.engine.export import loop, own_text, tensor, texts
 from workbench.engine.export.calls import Code, Writer
@@ -25,6 +27,8 @@ from workbench.spec.layout import Layout
 __all__ = ["script"]
 
 FUNCTIONAL = Import("torch.nn", "functional")
+# Begins what the header says of losses that need not be those of the run.
+DIFFERS = "What differs:"
 # What the header says of each axis.
 SPREADS = {
     "pp": "Consecutive layers lie on consecutive ranks, and microbatches go through them one\n"
@@ -124,17 +128,39 @@ def _header(case: Case) -> str:
         f"    {command}",
         "",
         *(text.format(layout=layout) for axis, text in SPREADS.items() if axis in case.axes),
-        f"Written by %dist_export at step {about.step:,} of {about.run}. It starts from the seed,",
-        "at step 1, and gives the losses of that run.",
     ]
-    if case.draws:
-        lines += [
-            "What differs: random numbers of the forward (dropout) come from torch's generator, so",
-            "the losses are alike, and not the same digit by digit.",
-        ]
+    differences = list(_differences(case))
+    gives = "." if differences else ", and gives the losses of that run."
+    told = [
+        f"Written by %dist_export at step {about.step:,} of {about.run}. It starts from the seed, "
+        f"at step 1{gives}",
+        *(f"{DIFFERS} {text}" for text in differences),
+    ]
     if case.options.precision == "bf16":
-        lines.append("Under bf16 autocast losses agree as far as bf16 rounds.")
+        told.insert(1, "Under bf16 autocast losses agree as far as bf16 rounds.")
+    lines += [line for text in told for line in textwrap.wrap(text, 95)]
     return "\n".join([*lines, '"""'])
+
+
+def _differences(case: Case) -> Iterator[str]:
+    """Why the losses need not be those of the run, one sentence each; its layouts are not known."""
+    if case.draws:
+        yield (
+            "random numbers of the forward (dropout) come from torch's generator, so the losses "
+            "are alike, and not the same digit by digit."
+        )
+    rounds, until = case.micros, "so the losses are those of the run only up to its first step"
+    each = f"each of {rounds} microbatches"
+    if found := notes.batchnorms(case.bones):
+        where = each if rounds > 1 else "the whole batch"
+        others = f"other than {rounds} microbatches" if rounds > 1 else "microbatches"
+        yield f"statistics of {found} come from {where} here, {until} with {others}."
+    if found := notes.batchnorms(case.bones, of_a_rank=True):
+        where = each if rounds > 1 else "the batch"
+        share = f"{where}, as far as it lies on a rank" if case.layout.dp > 1 else where
+        yield f"statistics of {found} come from {share} here, {until} under another layout."
+    if case.blueprint.loss_note:
+        yield f"the loss depends on how a batch is split, {until} under another layout."
 
 
 def _bound(blocks: Sequence[str]) -> set[str]:
