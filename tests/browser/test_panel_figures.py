@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from lab import Lab
 
@@ -150,3 +151,42 @@ def test_engines_are_listed_and_a_lost_one_is_told(lab: Lab):
     assert rows[2][6:] == ["83 %", "12 GB", "61 \u00b0C", "402 W"]
     assert rows[3][4:] == ["\u2013", "\u2013", "\u2013", "\u2013", "\u2013", "\u2013"]
     assert lab.complaints == []
+
+
+def test_a_thousand_ranks_are_pictured_in_groups(lab: Lab):
+    many = (
+        SETUP.replace("ranks=4, step=137", "ranks=1024, step=2")
+        .replace('strategy="data", shard=True', 'strategy="hybrid", dp=16, pp=8, tp=8')
+        .replace("advance(3)", "advance(1)")
+    )
+    lab.open(lab.write("many.ipynb", (many, "panel")))
+    assert lab.run(0)
+    assert lab.run(1)
+    lab.cell(1).locator(".wb-note", has_text="each row the busiest of 16 ranks").wait_for()
+    heat = "() => { const p = document.querySelector('.wb-of-time .wb-plot').data?.[0];"
+    lab.page.wait_for_function(f"{heat} return p?.type === 'heatmap'; }}", timeout=WAIT_MS)
+    assert lab.page.evaluate(f"{heat} return [p.z.length, p.z[0].length]; }}") == [7, 64]
+    assert lab.cell(1).locator(".wb-stage b").first.inner_text() == "0\u2013127"
+    assert lab.page.evaluate("() => document.querySelectorAll('.wb-panel *').length") < 1200
+    assert lab.complaints == []
+
+
+def test_a_chinese_panel_has_no_english_of_its_own(lab: Lab):
+    lab.open(lab.write("zh.ipynb", (SETUP, "Panel(run, lang='zh')")))
+    assert lab.run(0)
+    assert lab.run(1)
+    lab.cell(1).locator(".wb-of-timeline .wb-sub", has_text="140").wait_for(timeout=WAIT_MS)
+    for name in ("\u5185\u5b58", "\u901a\u4fe1", "\u5f15\u64ce"):  # memory, communication, engines
+        press(lab, name)
+    lab.cell(1).locator(".wb-of-engines td").first.wait_for()
+    own = ".wb-label, .wb-button, .wb-title, .wb-legend, .wb-unit, th, p, .wb-pill, .wb-wait"
+    said = lab.cell(1).locator(f":is({own})").all_inner_texts()
+    assert len(said) > 60
+    latin = re.compile("[A-Za-z]{2,}")
+    known = {"ms", "MB", "MFU", "CPU", "GPU", "fsdp"}
+    assert [text for text in said if set(latin.findall(text)) - known] == []
+    labels = lab.page.evaluate(
+        "() => [...document.querySelectorAll('.wb-panel :is(button, figure)[aria-label]')]"
+        ".map(it => it.getAttribute('aria-label'))"
+    )
+    assert [text for text in labels if set(latin.findall(text)) - known] == []

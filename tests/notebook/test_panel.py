@@ -256,14 +256,26 @@ def test_the_picture_is_whole_and_without_script(step):
 def test_the_picture_has_a_colour_for_each_part_of_a_step(run):
     html = as_html(run.snapshot(), en.TEXTS)
     assert [f">{en.TEXTS[f'part_{part}']}</text>" in html for part in PARTS] == [True] * 7
-    # Four ranks and the legend.
-    assert html.count('fill="url(#wb-hatch)"') == 5
+    # Four ranks and the legend, as bars and as a timeline.
+    assert html.count('fill="url(#wb-hatch)"') == 10
+
+
+def test_the_picture_has_the_timeline_of_the_last_step(run):
+    run.ask("switch", strategy="pipeline")
+    run.advance(1)
+    html = as_html(run.snapshot(), en.TEXTS)
+    assert "Timeline: step 138, pp4, 1f1b x8" in html
+    spans = sum(len(row["spans"]) for row in run.snapshot()["sample"]["ranks"])
+    assert html.count("<rect") > spans
+    assert len(html) < 60_000
 
 
 def test_where_wire_and_idle_are_not_known_communication_is_one_part(run):
     rows = run.snapshot()["by_rank"]
     unsplit = {"wire_ms": None, "idle_ms": None}
-    run.change(idle=None, by_rank=[{**row, **unsplit, "comm_ms": 3.25} for row in rows])
+    run.change(
+        idle=None, sample=None, by_rank=[{**row, **unsplit, "comm_ms": 3.25} for row in rows]
+    )
     html = as_html(run.snapshot(), en.TEXTS)
     assert html.count('fill="url(#wb-hatch)"') == 5
     assert f">{en.TEXTS['part_idle']}</text>" not in html

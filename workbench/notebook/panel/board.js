@@ -130,7 +130,7 @@ function render({ model, el }) {
     put(nums.throughput.u, ` ${t[s.unit] || s.unit}`);
     put(nums.communication.v, share(s.comm));
     put(nums.idle.v, share(s.idle));
-    put(nums.ranks.v, `${s.alive} / ${s.ranks}`);
+    put(nums.ranks.v, `${whole(s.alive)} / ${whole(s.ranks)}`);
     const lost = s.alive < s.ranks && s.state !== "gone";
     if (changed("lost", lost)) {
       nums.ranks.classList.toggle("wb-lost", lost);

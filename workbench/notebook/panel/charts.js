@@ -65,12 +65,23 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
       { name: t.step, range: [0, end], tickformat: ",d", nticks: 6 }, any ? y : { range: [0, 1], showticklabels: false, showgrid: false },
       any ? { shapes, annotations: labels } : blank(t.no_steps));
   }
-  // Stacked bars by rank. bars: [[name, colour, values, pattern, hover text]].
-  function stacked(fig, ranks, bars, more, none) {
-    const { em } = look, n = ranks.length;
+  // Stacked bars by rank. bars: [[name, colour, values, pattern, hover text]]. A row may stand for several ranks.
+  const places = (rows) => rows.map((row, at) => (row.ranks > 1 ? at * rows[0].ranks : row.rank));
+  function stacked(fig, rows, bars, more, none) {
+    const { em } = look, n = rows.length, ranks = places(rows), wide = rows[0]?.ranks || 1;
     draw(fig, [...bars.map(([name, hue, y, pattern, customdata, hover]) => ({ type: "bar", x: ranks, y, name, customdata, marker: { color: hue, line: { width: 0 }, pattern }, hovertemplate: `${name} ${hover}<extra></extra>` })), ...more],
-      { name: t.rank, tickmode: "linear", tick0: 0, dtick: 2 ** Math.max(0, Math.ceil(Math.log2((n * em(2.4)) / fig.plot.clientWidth))), range: [-0.6, Math.max(n, 1) - 0.4], showticklabels: n > 0 },
+      { name: t.rank, tickmode: "linear", tick0: 0, tickformat: ",d", dtick: wide * 2 ** Math.max(0, Math.ceil(Math.log2((n * em(wide > 1 ? 4 : 2.4)) / fig.plot.clientWidth))), range: [-0.6 * wide, (Math.max(n, 1) - 0.4) * wide], showticklabels: n > 0 },
       n ? { rangemode: "tozero", autorange: true } : { range: [0, 1], showticklabels: false, showgrid: false }, { barmode: "stack", bargap: 0.32, ...(n ? {} : blank(none)) });
+  }
+  // More ranks than bars could show: a field for each part and group of neighbours.
+  function heat(s, parts, names) {
+    const rows = s.by_rank, { em } = look, fig = f.time;
+    if (changed("parts", "heat")) fig.keys.replaceChildren(make("span", {}, fill(t.grouped, { of: rows[0].ranks })));
+    const known = { type: "heatmap", x: rows.map((r) => r.rank), y: names, z: parts.map((part) => rows.map((r) => r[`${part}_ms`])), colorscale: "Viridis", zmin: 0, xgap: 0, ygap: 1,
+      text: parts.map(() => rows.map((r) => `${r.rank}\u2013${r.rank + r.ranks - 1}`)), hovertemplate: `${t.rank} %{text}<br>%{y} %{z:.3g} ms<extra></extra>`,
+      colorbar: { thickness: em(0.6), outlinewidth: 0, tickfont: { size: em(0.85), color: look.ink }, xpad: em(0.4), ypad: 0 } };
+    draw(fig, [known], { name: t.rank, nticks: 6, tickformat: ",d" }, { autorange: "reversed", showgrid: false, nticks: parts.length, automargin: true }, { hovermode: "closest", margin: { l: em(3), r: em(0.5), t: em(2.4), b: em(2.9) } });
+    set(fig.plot, "aria-label", `${t.time_title}: ${parts.map((part, at) => `${names[at]} ${ms(rows.reduce((sum, r) => sum + r[`${part}_ms`], 0) / rows.length)}`).join(", ")}`);
   }
   const hatch = (mark, hue) => mark && { shape: mark[0], fillmode: "overlay", bgcolor: look.colour(hue), fgcolor: look.colour(mark[1]), size: look.em(mark[0] === "/" ? 0.5 : 0.36), solidity: 0.28 };
 
@@ -99,20 +110,21 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
       pen();
       const parts = partsOf(s.by_rank), names = parts.map((part) => t[`part_${part}`]);
       if (changed("parts", parts)) f.time.keys.replaceChildren(...legend(make, t, parts));
+      if (s.by_rank[0]?.ranks > 1) return heat(s, parts, names);
       const sent = s.by_rank.map((r) => size(r.sent_bytes));
-      stacked(f.time, s.by_rank.map((r) => r.rank), parts.map((part, at) => [names[at], look.colour(part), s.by_rank.map((r) => r[`${part}_ms`]), hatch(HATCH[part], part), sent, part === "wire" || part === "comm" ? `%{y:.3g} ms, ${t.sent} %{customdata}` : "%{y:.3g} ms"]), [], t.no_times);
+      stacked(f.time, s.by_rank, parts.map((part, at) => [names[at], look.colour(part), s.by_rank.map((r) => r[`${part}_ms`]), hatch(HATCH[part], part), sent, part === "wire" || part === "comm" ? `%{y:.3g} ms, ${t.sent} %{customdata}` : "%{y:.3g} ms"]), [], t.no_times);
       set(f.time.plot, "aria-label", `${t.time_title}: ${s.by_rank.map((r) => `${t.rank} ${r.rank}: ${parts.map((part, at) => `${names[at]} ${ms(r[`${part}_ms`])}`).join(", ")}`).join("; ")}`);
     },
     memory(s) {
       pen();
-      const rows = s.memory || [], ranks = rows.map((r) => r.rank), { em, colour, px } = look, names = MEMORY.map((part) => t[`memory_${part}`]);
+      const rows = s.memory || [], ranks = places(rows), { em, colour, px } = look, names = MEMORY.map((part) => t[`memory_${part}`]);
       const most = Math.max(...rows.map((r) => MEMORY.reduce((sum, part) => sum + (r[part] || 0), 0))), kept = rows.map((r) => r.resident), fits = Math.max(...kept) < 2 * most;
       // A process that is many times its model would leave no bar to see: then it is said in words.
       const said = fits || !rows.length ? "" : `: ${[...new Set([Math.min(...kept), Math.max(...kept)].map(size))].join(" \u2013 ")}`;
       if (changed("memory", [fits, said])) f.memory.keys.replaceChildren(...MEMORY.map((part, at) => make("span", {}, make("i", { class: `wb-hue-${part}` }), names[at])), make("span", {}, ...(fits ? [make("b", { class: "wb-mark" })] : []), t.memory_resident + said));
       const mark = { type: "scatter", mode: "markers", x: ranks, y: kept.map((it) => it / MB), text: kept.map(size), marker: { symbol: "line-ew", size: em(1.1), line: { color: colour("ink"), width: px / 6 } }, hovertemplate: `${t.memory_resident} %{text}<extra></extra>` };
       const marks = [["/", "slash"], null, null, [".", "dot"]];
-      stacked(f.memory, ranks, MEMORY.map((part, at) => [names[at], colour(part), rows.map((r) => r[part] / MB), hatch(marks[at], part), rows.map((r) => size(r[part])), "%{customdata}"]), fits && rows.length ? [mark] : [], t.no_times);
+      stacked(f.memory, rows, MEMORY.map((part, at) => [names[at], colour(part), rows.map((r) => r[part] / MB), hatch(marks[at], part), rows.map((r) => `${size(r[part])}${r.ranks > 1 ? `, ${t.rank} ${r.rank}` : ""}`), "%{customdata}"]), fits && rows.length ? [mark] : [], t.no_times);
       set(f.memory.plot, "aria-label", `${t.memory_title}: ${rows.map((r) => `${t.rank} ${r.rank}: ${MEMORY.map((part, at) => `${names[at]} ${size(r[part])}`).join(", ")}, ${t.memory_resident} ${size(r.resident)}`).join("; ")}`);
     },
   };

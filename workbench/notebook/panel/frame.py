@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from workbench.notebook.panel import many
+
 EVENTS_SHOWN = 60
 DIGITS = 5
 # In the order of the page's PARTS; a span names its part by its place here.
@@ -25,8 +27,13 @@ SAMPLE = "sample"
 def frame(snapshot: Mapping[str, Any]) -> bytes:
     """Everything but the lists and the sample, as JSON."""
     kept = {k: v for k, v in snapshot.items() if k not in (*LISTS, SAMPLE)}
-    kept["by_rank"] = [_rounded(row) for row in snapshot.get("by_rank") or ()]
-    kept["engines"] = [_rounded(row) for row in snapshot.get("engines") or ()]
+    rows, engines = snapshot.get("by_rank") or (), snapshot.get("engines") or ()
+    if len(rows) > many.MOST:
+        rows = [many.mean(group) for group in many.groups(rows)]
+    if len(engines) > many.MOST:
+        engines = many.troubled_first(engines)
+    kept["by_rank"] = [_rounded(row) for row in rows]
+    kept["engines"] = [_rounded(row) for row in engines]
     kept["curve"] = {
         key: [_short(value) for value in values]
         for key, values in (snapshot.get("curve") or {}).items()
@@ -43,6 +50,10 @@ def lists(snapshot: Mapping[str, Any]) -> bytes:
         for choice in kept["choices"]
     ]
     kept["events"] = list(kept["events"])[-EVENTS_SHOWN:]
+    if len(kept["memory"]) > many.MOST:
+        kept["memory"] = [many.fullest(group) for group in many.groups(kept["memory"])]
+    if len(kept["places"]) > many.MOST:
+        kept["by_stage"], kept["places"] = many.by_stage(kept["places"]), []
     return encoded(kept)
 
 
@@ -54,6 +65,9 @@ def sample(snapshot: Mapping[str, Any]) -> bytes:
     taken = snapshot.get(SAMPLE)
     if taken is None:
         return b"null"
+    if len(taken["ranks"]) > many.MOST:
+        rows = many.pictured(taken, snapshot.get("by_rank") or (), PARTS)
+        return encoded({**taken, "ranks": rows, "bins": many.BINS})
     whats: dict[str, int] = {}
     rows = [
         {

@@ -66,6 +66,20 @@ function layout(fig, { make, put, set, changed, whole, t }) {
     return mesh;
   }
 
+  // Too many to draw each: a field for each stage, with how many ranks share it and how.
+  function summary(s) {
+    const mesh = make("div", { class: "wb-mesh" }), columns = Math.min(s.by_stage.length, 4);
+    mesh.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+    const short = (it) => [...(it.shares > 1 ? [say("many_shares", { count: whole(it.shares) })] : []), ...(it.slices > 1 ? [say("many_slices", { count: whole(it.slices) })] : [])];
+    const lines = (it) => [say("many_ranks", { first: whole(it.rank), last: whole(it.last) }), units(it.stages, s), ...short(it), say("holds", { share: percent(it.held) })];
+    s.by_stage.forEach((it, at) => {
+      const shown = [`${whole(it.rank)}\u2013${whole(it.last)}`, ...(s.by_stage.length < 4 ? [units(it.stages, s)] : []), ...short(it)];
+      mesh.append(make("div", { class: `wb-field wb-hue${at % 8}` }, make("div", { class: "wb-rank wb-stage", title: lines(it).join(", ") }, ...shown.map((line, n) => make(n ? "div" : "b", {}, line)))));
+    });
+    set(fig.plot, "aria-label", `${t.layout} ${s.layout}. ${s.by_stage.map((it) => lines(it).join(", ")).join("; ")}`);
+    return mesh;
+  }
+
   const cost = make("span", { class: "wb-cost" });
   fig.keys.append(cost);
   fig.head.append(" ", make("b", { class: "wb-now" }));
@@ -76,7 +90,11 @@ function layout(fig, { make, put, set, changed, whole, t }) {
     const last = [...(s.marks || [])].reverse().find((mark) => mark.took_s != null);
     put(cost, last ? say("switched", { step: whole(last.step), cost: spent(last) }) : "");
     const em = parseFloat(getComputedStyle(fig).fontSize), most = Math.max(1, Math.floor((fig.plot.clientHeight / em - 2.9) / ROW_EM));
-    if (!changed("places", [s.places, s.stages, most])) return;
+    if (!changed("places", [s.places, s.by_stage, s.stages, most])) return;
+    if (s.by_stage) {
+      fig.wait.hidden = true;
+      return fig.plot.replaceChildren(summary({ stages: [], ...s }));
+    }
     const busy = (s.places || []).filter((p) => !p.idle), idle = (s.places || []).filter((p) => p.idle);
     fig.wait.hidden = busy.length > 0;
     put(fig.wait, t.no_places);

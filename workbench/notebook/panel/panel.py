@@ -21,11 +21,14 @@ from workbench.errors import InputError, WorkbenchError
 from workbench.notebook.panel import texts as languages
 from workbench.notebook.panel.board import Board, on_request, plotly_js
 from workbench.notebook.panel.frame import frame, lists, sample
+from workbench.notebook.panel.many import MOST
 from workbench.notebook.panel.pump import PUMP
 from workbench.notebook.panel.still import as_html, as_text
 from workbench.spec.near import unknown
 
 BEAT_S = 1.0
+# Between two pictures of a step with more ranks than anybody can follow.
+MANY_S = 1.0
 # What the page may say, with the arguments it may give.
 VERBS: dict[str, tuple[str, ...]] = {
     "resume": (),
@@ -71,6 +74,8 @@ class Panel:
         self._lock = threading.Lock()
         self._display_id = uuid.uuid4().hex
         self._drawn = -1
+        self._sampled: object = self
+        self._sample_due_s = 0.0
         self._shown = False
         self._kept: tuple[str, int] = ("", 0)
         self._asked = 0
@@ -113,12 +118,21 @@ class Panel:
         snapshot = self.run.snapshot()
         # Equal ones are not sent again.
         self._board.lists = lists(snapshot)
-        self._board.sample = sample(snapshot)
+        self._resample(snapshot)
         self._board.frame = frame(snapshot)
         self._drawn = version
         if (kept := _worth_keeping(snapshot)) != self._kept:
             self._kept = kept
             self._keep(snapshot)
+
+    def _resample(self, snapshot: Mapping[str, Any]) -> None:
+        taken = snapshot.get("sample")
+        is_many = taken is not None and len(taken["ranks"]) > MOST
+        if taken is self._sampled or (is_many and time.monotonic() < self._sample_due_s):
+            return
+        self._board.sample = sample(snapshot)
+        self._sampled = taken
+        self._sample_due_s = time.monotonic() + MANY_S
 
     def _keep(self, snapshot: Mapping[str, Any]) -> None:
         # So that the saved notebook ends with the end, and not with an empty first picture.

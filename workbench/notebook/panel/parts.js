@@ -7,7 +7,7 @@ const partsOf = (rows) => (rows.some((row) => row.wire_ms == null) ? PLAIN : PAR
 const HATCH = { wire: ["/", "hatch"], comm: ["/", "hatch"], data: [".", "dot"], other: ["x", "cross"] };
 const legend = (make, t, parts) => parts.map((part) => make("span", {}, make("i", { class: `wb-hue-${part}` }), t[`part_${part}`]));
 const fill = (text, values) => Object.entries(values).reduce((done, [name, value]) => done.replace(`{${name}}`, value), text);
-const ms = (x) => (x == null ? "\u2013" : `${x >= 100 ? Math.round(x) : x >= 1 ? x.toPrecision(3) : x.toFixed(3)} ms`);
+const ms = (x) => (x == null ? "\u2013" : `${x >= 100 ? Math.round(x) : x >= 1 ? x.toPrecision(3) : x ? x.toFixed(3) : 0} ms`);
 const percent = (x) => (x == null ? "\u2013" : `${x > 0 && x < 0.01 ? (100 * x).toFixed(1) : Math.round(100 * x)} %`);
 function size(n) {
   if (n == null) return "\u2013";
@@ -23,9 +23,13 @@ function tick(span, count) {
 }
 // A sample as frame.py packs it, in words and milliseconds.
 function unpacked(sample) {
-  if (!sample || !sample.whats) return sample;
-  const { whats, ...rest } = sample;
-  for (const row of rest.ranks) {
+  if (!sample) return sample;
+  const { whats, bins, ...rest } = sample;
+  for (const row of bins ? rest.ranks : []) {
+    row.spans = [...row.bins.matchAll(/(\d)\1*/g)].map(({ 0: run, 1: part, index }) => [PARTS[part], (index / bins) * rest.wall_ms, ((index + run.length) / bins) * rest.wall_ms, null, null, ""]);
+    row.under = [];
+  }
+  for (const row of whats ? rest.ranks : []) {
     row.spans = row.spans.map(([kind, begin, end, stage, micro, what]) => [PARTS[kind], begin / 1000, end / 1000, stage, micro, whats[what]]);
     row.under = row.under.map(([what, begin, end, bytes]) => [whats[what], begin / 1000, end / 1000, bytes]);
   }

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from workbench.notebook.panel import many
 from workbench.notebook.panel.frame import PARTS
 from workbench.spec.formats import digits, percent, rate, size
 
 POINTS = 240
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 420, 160, 52, 20, 22
+WIDE, SEEN = 864, 0.7
 WHEN = "%Y-%m-%d %H:%M"  # an age would not grow in a picture
 BLUE, GREEN, GREY = "#2f86c4", "#009e73", "#8a8a8a"
 # In JupyterLab a widget without its model leaves a line of error above the picture.
@@ -78,6 +80,7 @@ def as_html(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
         ),
         _figure(texts["time_title"], _bars(snapshot["by_rank"] or [], texts)),
         "</div>",
+        _timeline(snapshot.get("sample"), texts),
         _checkpoints(snapshot["checkpoints"], texts),
         f'<div style="opacity:.7">{escape(texts["snapshot"])}</div>',
     ]
@@ -115,10 +118,10 @@ def _numbers(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     return f'<div style="display:flex;flex-wrap:wrap">{cells}</div>{said}'
 
 
-def _figure(title: str, drawing: str) -> str:
+def _figure(title: str, drawing: str, width: int = WIDTH, height: int = HEIGHT) -> str:
     return (
         f'<div><div style="font-weight:600">{escape(title)}</div>'
-        f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="{escape(title)}" font-size="11" fill="currentColor">{drawing}</svg></div>'
     )
 
@@ -189,6 +192,8 @@ def _frame(high: str, low: str, first: str, last: str, top: int = TOP) -> str:
 
 
 def _bars(by_rank: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str:
+    if len(by_rank) > many.MOST:
+        by_rank = [many.mean(group) for group in many.groups(by_rank)]
     parts = PLAIN if any(row.get("wire_ms") is None for row in by_rank) else PARTS
     totals = [sum(row[f"{part}_ms"] or 0 for part in parts) for row in by_rank]
     if not totals or max(totals) <= 0:
@@ -214,6 +219,35 @@ def _bars(by_rank: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str
     return "".join(out) + _legend([(part, texts[f"part_{part}"]) for part in parts])
 
 
+def _timeline(taken: Mapping[str, Any] | None, texts: Mapping[str, str]) -> str:
+    """The last step that was recorded whole; nothing where there is none, or too many ranks."""
+    if taken is None or len(taken["ranks"]) > many.MOST:
+        return ""
+    rows = taken["ranks"]
+    pitch = max(5, min(18, 288 // len(rows)))
+    bottom, across = TOP + pitch * len(rows), (WIDE - LEFT - 8) / taken["wall_ms"]
+    out = [
+        f"<defs>{HATCH}</defs>",
+        _legend([(part, texts[f"part_{part}"]) for part in PARTS], WIDE),
+    ]
+    for place, row in enumerate(rows):
+        y = TOP + pitch * place
+        # What is narrower than the eye sees makes the file large and the picture no better.
+        for kind, begin, end, *_ in row["spans"]:
+            if (end - begin) * across >= SEEN:
+                out.append(_box(LEFT + begin * across, y, (end - begin) * across, pitch - 2, kind))
+        if place % -(-12 // pitch) == 0:
+            out.append(
+                f'<text x="{LEFT - 6}" y="{y + pitch / 2 + 3:.0f}" text-anchor="end">'
+                f"{row['rank']}</text>"
+            )
+    out.append(f'<text x="{LEFT}" y="{bottom + 14}">0 ms</text>')
+    end = f"{digits(taken['wall_ms'], 3)} ms"
+    out.append(f'<text x="{WIDE - 8}" y="{bottom + 14}" text-anchor="end">{end}</text>')
+    title = f"{texts['timeline_title']}: {texts['step']} {taken['step']:,}, {taken['layout']}"
+    return _figure(title, "".join(out), WIDE, bottom + BOTTOM)
+
+
 def _box(x: float, y: float, width: float, height: float, part: str) -> str:
     fill = "url(#wb-hatch)" if part in ("wire", "comm") else COLOURS[part]
     return (
@@ -221,12 +255,12 @@ def _box(x: float, y: float, width: float, height: float, part: str) -> str:
     )
 
 
-def _legend(parts: Sequence[tuple[str, str]]) -> str:
+def _legend(parts: Sequence[tuple[str, str]], room: int = WIDTH) -> str:
     out, x, y = [], float(LEFT), 0
     for part, label in parts:
         # Letters of Chinese are twice as wide.
         width = 30 + 6.2 * sum(1 if char.isascii() else 2 for char in label)
-        if x + width > WIDTH:
+        if x + width > room:
             x, y = float(LEFT), y + 15
         out.append(_box(x, y, 10, 10, part))
         out.append(f'<text x="{x + 14:.0f}" y="{y + 9}">{escape(label)}</text>')

@@ -170,7 +170,7 @@ function timeline(fig, kit, isLarge) {
   function words4(s) {
     const shown = held || live, slow = shown?.straggler, { bubble, bubble_formula: formula } = s.derived || {};
     put(fig.sub, shown && !both ? title(shown) : "");
-    const notes = [slow ? fill(t.straggler, { rank: slow.rank, time: ms(slow.ms) }) : "", bubble != null && formula != null && !held ? fill(t.bubble, { measured: percent(bubble), formula: percent(formula) }) : ""];
+    const of = shown?.ranks[0]?.ranks, notes = [of > 1 ? fill(t.busiest, { of }) : "", slow ? fill(t.straggler, { rank: slow.rank, time: ms(slow.ms) }) : "", bubble != null && formula != null && !held ? fill(t.bubble, { measured: percent(bubble), formula: percent(formula) }) : ""];
     put(fig.note, notes.filter(Boolean).join(" \u00b7 "));
     fig.note.classList.toggle("wb-warn", !!slow);
     put(hold.lastChild, held ? t.held_now : t.hold);

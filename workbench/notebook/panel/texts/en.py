@@ -79,6 +79,7 @@ TEXTS = {
     "sent": "sent per step",
     "no_steps": "The curve starts with the first step.",
     "no_times": "Measured with the first steps.",
+    "grouped": "each column the mean of {of} ranks",
     # the timeline
     "timeline_title": "Timeline",
     "timeline_keys": "Arrow keys go from span to span.",
@@ -95,6 +96,7 @@ TEXTS = {
     "waits_for": "waits for",
     "straggler": "The others waited {time} for rank {rank}.",
     "bubble": "bubble {measured}, formula {formula}",
+    "busiest": "each row the busiest of {of} ranks",
     # the layout
     "layout": "Layout",
     "layout_title": "Layout",
@@ -104,6 +106,9 @@ TEXTS = {
     "slice": "slice {part} of {of}",
     "idle": "idle",
     "switched": "switched at step {step} in {cost} moved",
+    "many_ranks": "ranks {first} to {last}",
+    "many_shares": "{count} shares",
+    "many_slices": "{count} slices",
     "no_places": "Known when the training is built.",
     # memory
     "memory_title": "Memory by rank (MB)",

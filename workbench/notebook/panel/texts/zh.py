@@ -81,6 +81,7 @@ TEXTS = {
     "sent": "每步发送",
     "no_steps": "曲线从第一步开始。",
     "no_times": "随最初几步测得。",
+    "grouped": "每列是 {of} 个进程的平均",
     # the timeline
     "timeline_title": "时间线",
     "timeline_keys": "用方向键在时段间移动。",
@@ -97,6 +98,7 @@ TEXTS = {
     "waits_for": "等待",
     "straggler": "其他进程为等待进程 {rank} 花了 {time}。",
     "bubble": "气泡 {measured}，公式值 {formula}",
+    "busiest": "每行是 {of} 个进程中最忙的一个",
     # the layout
     "layout": "布局",
     "layout_title": "布局",
@@ -106,6 +108,9 @@ TEXTS = {
     "slice": "切片 {part}/{of}",
     "idle": "空闲",
     "switched": "第 {step} 步切换，用时与移动量：{cost}",
+    "many_ranks": "进程 {first} 至 {last}",
+    "many_shares": "{count} 份数据",
+    "many_slices": "{count} 个切片",
     "no_places": "训练构建后可知。",
     # memory
     "memory_title": "各进程内存 (MB)",
