@@ -9,6 +9,7 @@ from typing import Any
 from workbench.engine import state
 from workbench.engine.axes import dp_shard
 from workbench.engine.blueprint import Blueprint
+from workbench.engine.slots import make_slots, slots
 from workbench.engine.state import Piece
 from workbench.engine.trainer import Trainer
 from workbench.engine.world import World
@@ -22,6 +23,7 @@ class Kept:
     blueprint: Blueprint
     layout: Layout
     pieces: Mapping[str, Piece]
+    slots: dict[str, dict[str, Any]]
     settings: list[dict[str, Any]]
     step: int
     samples: int
@@ -34,7 +36,9 @@ class Kept:
         return cls(
             trainer.blueprint,
             trainer.layout,
-            state.take(trainer.held, trainer.optimizer),
+            # Nothing is made that is not there: the optimizer may be what raised.
+            state.take(trainer.held, trainer.optimizer, create=False),
+            slots(trainer.held, trainer.optimizer),
             state.settings(trainer.optimizer, trainer.blueprint.groups),
             trainer.step,
             trainer.samples,
@@ -43,7 +47,8 @@ class Kept:
     def rebuilt(self, world: World) -> Trainer:
         """The training in a new world."""
         trainer = Trainer(self.blueprint, self.layout, world)
-        state.load(trainer.held, trainer.optimizer, self.pieces)
+        make_slots(trainer.held, trainer.optimizer, self.slots)
+        state.load(trainer.held, trainer.optimizer, self.pieces, create=False)
         state.set_settings(trainer.optimizer, self.blueprint.groups, self.settings)
         trainer.step, trainer.samples = self.step, self.samples
         return trainer

@@ -79,12 +79,18 @@ def take(
     return pieces
 
 
-def load(model: Held | nn.Module, optimizer: Optimizer | None, pieces: Mapping[str, Piece]) -> None:
-    """Put the pieces of this same layout back; the inverse of `take`.
+def load(
+    model: Held | nn.Module,
+    optimizer: Optimizer | None,
+    pieces: Mapping[str, Piece],
+    *,
+    create: bool = True,
+) -> None:
+    """Put the pieces of this same layout back; the inverse of `take`, with its `create`.
 
     Raises CheckpointError, with nothing changed, when keys or shapes differ.
     """
-    mine = take(model, optimizer)
+    mine = take(model, optimizer, create=create)
     problem = differences(
         {key: piece.shape for key, piece in pieces.items()},
         {key: piece.shape for key, piece in mine.items()},
