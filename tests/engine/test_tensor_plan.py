@@ -1,8 +1,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.engine.tensor_models import (
+    HEADS,
+    WIDTH,
     Attention,
     Block,
     Fused,
@@ -72,7 +75,8 @@ def test_the_built_in_text_model_is_cut_by_whole_heads():
     plan = found(text(), ids())
     rows = ["blocks.0.out", "blocks.0.down", "blocks.1.out", "blocks.1.down"]
     assert [group.row for group in plan.groups] == rows
-    assert plan.sizes == {"the parts that blocks.0.qkv can be cut into": 4}
+    assert plan.sizes == {"blocks.0.heads": 4}
+    assert refusal(plan, 3) == "tp=3 does not divide blocks.0.heads, 4. Use tp=2 or 4."
 
 
 @pytest.mark.parametrize(
@@ -87,9 +91,94 @@ def test_the_built_in_text_model_is_cut_by_whole_heads():
 def test_attention_that_cannot_be_proven_stays_whole_and_the_rest_is_cut(attention, why):
     plan = found(Words(attention), ids())
     assert [group.row for group in plan.groups] == ["blocks.0.down", "blocks.1.down"]
-    (note,) = plan.notes
-    assert note.startswith("Whole on every tensor-parallel rank: blocks.0.attention.")
-    assert f"blocks.0.attention.out {why}" in note
+    layers = ("out", "qkv") if attention is Fused else ("q", "k", "v", "out")
+    named = ", ".join(f"blocks.*.attention.{name}" for name in layers)
+    assert plan.notes == [f"Whole on every tensor-parallel rank: {named} ({why})"]
+
+
+class Fixed(Hidden):
+    """As the advice for Hidden has it."""
+
+    def split(self, x):
+        return x.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+
+
+class Rows(Fused):
+    """As the advice for Fused has it."""
+
+    def mix(self, x):
+        batch, time, _ = x.shape
+        parts = self.qkv(x).view(batch, time, -1, 3, WIDTH // HEADS).transpose(1, 2)
+        q, k, v = parts.unbind(-2)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return mixed.transpose(1, 2).flatten(2)
+
+
+class Stream(nn.Sequential):
+    """Each part is added to what goes in."""
+
+    def forward(self, x):
+        for part in self:
+            x = x + part(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "says"),
+    [
+        (Hidden, Fixed, "0.q, 0.k, 0.v and 0.out look like a group, but cut in parts they compute "
+         "something else: take the number of heads from the tensor, with view(..., -1, width of a "
+         "head)."),
+        (Fused, Rows, "0.qkv and 0.out look like a pair, but cut in parts they compute something "
+         "else: put whole heads side by side in its rows, with view(..., -1, 3, width of a head)."),
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_pair_is_named_with_what_to_change(wrong, right, says):
+    plan = found(Stream(wrong(), wrong()), sequences())
+    assert (plan.groups, plan.why) == ((), says)
+    plan = found(Stream(right(), right()), sequences())
+    assert [group.row for group in plan.groups] == ["0.out", "1.out"]
+    assert plan.why == ""
+
+
+class Encoder(nn.Module):
+    """Small matrices in many blocks, a table of its own, torch's attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = (nn.TransformerEncoderLayer(WIDTH, 4, 32, 0.0, batch_first=True) for _ in "123")
+        self.blocks = nn.ModuleList(layers)
+        self.place = nn.Parameter(torch.zeros(5, WIDTH))
+        self.small = nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = x + self.place
+        for block in self.blocks:
+            x = block(x)
+        return x + self.small(x[..., :2]).sum()
+
+
+def test_torchs_attention_and_tables_are_named_among_what_is_whole():
+    plan = found(Encoder(), sequences())
+    assert [group.row for group in plan.groups] == [f"blocks.{n}.linear2" for n in range(3)]
+    assert plan.notes == [
+        "Whole on every tensor-parallel rank: place, blocks.*.self_attn (nn.MultiheadAttention is "
+        "not cut by itself)"
+    ]
+
+
+def test_heads_that_do_not_divide_are_the_reason():
+    wide = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 12))
+    attention = Attention(heads=3)
+    for name in "qkv":
+        setattr(attention, name, nn.Linear(12, 12))
+    attention.out = nn.Linear(12, 12)
+    plan = found(nn.Sequential(wide, attention), sequences())
+    assert [group.row for group in plan.groups] == ["0.2"]
+    assert plan.notes == [
+        "Whole on every tensor-parallel rank: 1.q, 1.k, 1.v, 1.out (goes with 3 heads, which do "
+        "not divide as other layers need)"
+    ]
 
 
 def test_a_mask_may_hide_where_it_is_true():
@@ -116,7 +205,7 @@ def test_what_is_always_zero_is_not_taken_for_a_proof():
 
     plan = found(Zero(), sequences())
     assert plan.groups == ()
-    assert plan.why.startswith("No two linear layers of the model were found")
+    assert plan.why.startswith("q, k, v and out look like a group, but out gives nothing to")
     assert "gives nothing to compare" in plan.notes[0]
 
 
@@ -174,8 +263,15 @@ def test_a_model_without_a_pair_or_that_needs_values_says_what_to_give():
         nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)), numbers()[:, None]
     )
     assert plan.why == (
-        "No two linear layers of the model were found that can be cut together. Give tensor_plan "
-        'in the recipe, such as {"up": "colwise", "down": "rowwise"}.'
+        "No two linear layers of the model were found that can be cut together. Use data "
+        "parallelism or a pipeline."
+    )
+    parts = nn.Linear(6, 8), nn.Linear(8, 6)
+    parts[0].weight.requires_grad_(False)
+    twice = nn.Sequential(*parts)
+    twice.register_forward_hook(lambda module, args, output: output + module[1].weight.sum())
+    assert found(twice, numbers()).why.endswith(
+        'Give tensor_plan in the recipe, such as {"0": "colwise", "1": "rowwise"}.'
     )
 
     class Looks(nn.Sequential):
@@ -184,7 +280,9 @@ def test_a_model_without_a_pair_or_that_needs_values_says_what_to_give():
 
     plan = found(Looks(nn.Linear(6, 6), nn.Linear(6, 6)), numbers())
     assert plan.why.startswith("The model does not run on tensors without values (")
-    assert plan.why.endswith("Give tensor_plan in the recipe.")
+    assert plan.why.endswith(
+        'Give tensor_plan in the recipe, such as {"0": "colwise", "1": "rowwise"}.'
+    )
 
 
 def test_finding_changes_nothing_and_draws_nothing():

@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from workbench.engine import tensor_notes
 from workbench.engine.axes.tp import Group, TensorPlan, outputs
 from workbench.engine.axes.tp import inputs as layer_inputs
 from workbench.engine.tensor_calls import Call, Recording, Visit, is_linear, record
+from workbench.engine.tensor_notes import Refused
 from workbench.engine.tensor_proof import Found, Proof, prove
 from workbench.errors import RecipeError
 
@@ -51,19 +53,18 @@ def find(
     try:
         recording = record(bones, inputs, device)
     except Exception as error:  # noqa: BLE001 - the user's code may need values
+        pair = tensor_notes.example(bones, [n for n, m in bones.named_modules() if is_linear(m)])
+        such = f", such as {pair}" if pair else ""
         return TensorPlan(
             why=f"The model does not run on tensors without values ({type(error).__name__}), so "
-            "nothing was found to cut. Give tensor_plan in the recipe."
+            f"nothing was found to cut. Give tensor_plan in the recipe{such}."
         )
     search = _Search(bones, recording)
     search.run()
     if not search.groups:
-        pair = '{"up": "colwise", "down": "rowwise"}'
-        return TensorPlan(
-            why="No two linear layers of the model were found that can be cut together. "
-            f"Give tensor_plan in the recipe, such as {pair}.",
-            notes=search.notes(),
-        )
+        called = [call.name for call in recording.calls]
+        why = tensor_notes.no_group(bones, list(search.refused.values()), called)
+        return TensorPlan(why=why, notes=search.notes())
     return search.plan()
 
 
@@ -75,7 +76,7 @@ class _Search:
     recording: Recording
     groups: list[Group] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)  # row -> why
+    refused: dict[str, Refused] = field(default_factory=dict)  # by row
     _known: dict[Any, Found] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -131,13 +132,14 @@ class _Search:
         self._try([called[name] for name in group.columns], called[group.row])
         if len(self.groups) > before:
             return ""
-        return self.refused.get(group.row, "no module lies around with the layers before it")
+        refused = self.refused.get(group.row)
+        return refused.why if refused else "no module lies around with the layers before it"
 
     def _try(self, columns: list[Call], row: Call) -> None:
         group = Group(tuple(call.name for call in columns), row.name)
         for visit in self._around(group, [*columns, row]):
             if sum(p.numel() for p in self.module(visit.name).parameters()) > PROVABLE:
-                self.refused[row.name] = "lies in a module too large to be run for a check"
+                self.refused[row.name] = Refused(group, "lies in a module too large to be checked")
             elif self._accepts(group, visit):
                 self.refused.pop(row.name, None)
                 return
@@ -154,12 +156,13 @@ class _Search:
             self._known[key] = prove(Proof(module, visit, (*earlier, inner)), limit)
         found = self._known[key]
         if found.why:
-            self.refused[group.row] = found.why
+            self.refused[group.row] = Refused(group, found.why)
             return False
         heads = tuple((_joined(visit.name, name), attribute) for name, attribute in found.heads)
         self.groups.append(replace(group, heads=heads))
         if first and not found.implied:
-            self.sizes[self._size_name(self.groups[-1], found.parts)] = found.parts
+            name = tensor_notes.size_name(self.bones, self.groups[-1], found.parts)
+            self.sizes[name] = found.parts
         return True
 
     def _around(self, group: Group, calls: list[Call]) -> list[Visit]:
@@ -177,32 +180,12 @@ class _Search:
         ]
         return [v for v in reversed(inside) if all(v.name in names for names in everywhere)]
 
-    def _size_name(self, group: Group, parts: int) -> str:
-        for name, attribute in group.heads:
-            if getattr(self.module(name), attribute) == parts:
-                return f"{name}.{attribute}".lstrip(".")
-        for name in group.columns:
-            if outputs(self.module(name)) == parts:
-                return f"the outputs of {name}"
-        return f"the parts that {group.columns[0]} can be cut into"
-
     def notes(self, plan: TensorPlan | None = None) -> list[str]:
-        """One line on the large layers that stay whole."""
+        """One line on the matrices that stay whole."""
         cut = self.taken() | set(plan.embeddings + plan.gathered if plan else ())
-        total = sum(p.numel() for p in self.bones.parameters())
-        whole = [
-            name
-            for name, module in self.bones.named_modules()
-            if (is_linear(module) or type(module) is nn.Embedding)
-            and name not in cut
-            and sum(p.numel() for p in module.parameters()) >= 0.01 * total
-        ]
-        if not whole:
-            return []
-        some = ", ".join(whole[:4]) + (f" and {len(whole) - 4} more" if len(whole) > 4 else "")
-        reasons = sorted({f"{row} {why}" for row, why in self.refused.items() if row in whole})
-        because = f" ({reasons[0]})" if reasons else ""
-        return [f"Whole on every tensor-parallel rank: {some}{because}"]
+        why = dict.fromkeys(self.recording.strays, "other code uses its weight, too")
+        why |= tensor_notes.reasons(list(self.refused.values()))
+        return tensor_notes.whole(self.bones, cut, why)
 
 
 def _joined(prefix: str, name: str) -> str:

@@ -29,6 +29,8 @@ SEED = 1
 HEADS, NO_HEADS = "head", ("dim", "size", "width", "idx", "index")
 # Far above what float32 rounds, far below the difference between two random slices.
 TOLERANCE = 1e-4
+# Why most groups that look like one cannot be cut.
+OTHERWISE = "would compute something else if cut"
 
 
 @dataclass
@@ -255,7 +257,10 @@ def prove(proof: Proof, limit: int) -> Found:
         parts = _parts(proof, most)
         if parts > 1:
             return Found(heads, parts, implied=parts == most and most == limit)
-    return Found(why="would compute something else if cut")
+    odd = (heads for heads in _counts(proof.module) if limit and math.gcd(heads, limit) == 1)
+    if heads := next(odd, 0):
+        return Found(why=f"goes with {heads} heads, which do not divide as other layers need")
+    return Found(why=OTHERWISE)
 
 
 def _common(module: nn.Module, groups: tuple[Group, ...]) -> int:
@@ -274,12 +279,18 @@ def _head_counts(module: nn.Module, earlier: list[Group]) -> tuple[tuple[str, st
         (name, key)
         for name, part in module.named_modules()
         for key, value in vars(part).items()
-        if type(value) is int
-        and value > 1
-        and HEADS in key
-        and not any(word in key for word in NO_HEADS)
-        and (name, key) not in divided
+        if is_head_count(key, value) and (name, key) not in divided
     )
+
+
+def is_head_count(key: str, value: Any) -> bool:
+    """Whether an attribute is a number of heads, by its name and value."""
+    is_count = type(value) is int and value > 1 and HEADS in key
+    return is_count and not any(word in key for word in NO_HEADS)
+
+
+def _counts(module: nn.Module) -> Iterator[int]:
+    return (getattr(module.get_submodule(n), key) for n, key in _head_counts(module, []))
 
 
 def _parts(proof: Proof, most: int) -> int:

@@ -50,6 +50,7 @@ class Block(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
+        self.heads = size.heads
         self.head_width = size.width // size.heads
         self.norm1 = nn.LayerNorm(size.width)
         self.qkv = nn.Linear(size.width, 3 * size.width)
