@@ -41,13 +41,18 @@ $(READY): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "No Python >= 3.11 with venv found. Debian: apt install python3 python3-venv;" \
 		"macOS: brew install python@3.13. Or: make PYTHON=/path/to/python3" >&2; exit 1; fi
-	@echo "Installing into .venv with $$($(PYTHON) --version), torch $(TORCH_VERSION) ($(TORCH)) ..."
+	@echo "Installing into .venv with $$($(PYTHON) --version), torch $(TORCH_VERSION) ($(TORCH))."
+	@echo "This happens once and takes some minutes, most of them to download."
+	@echo "1 of 3: the environment itself"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	@echo "2 of 3: torch$(if $(filter cpu,$(TORCH)), (0.2 GB), comes with the rest)"
 	@# --no-deps: the second index gives torch alone, everything else comes from the usual one.
 	@[ "$(TORCH)" != cpu ] || $(PIP) --no-deps --retries 1 --timeout 20 \
 		--extra-index-url $(CPU_WHEELS) "torch==$(TORCH_VERSION)+cpu" 2>.venv/torch.log || \
 		echo "No CPU build of torch to be had (.venv/torch.log says why), taking the usual one."
+	@echo "3 of 3: $(if $(filter cpu,$(TORCH)),,torch (up to 3 GB), )JupyterLab and all else"
 	@$(PIP) --constraint constraints.txt "torch==$(TORCH_VERSION)" --editable '.[dev]'
+	@echo "Installed."
 	@touch $@
 
 lab: $(READY)

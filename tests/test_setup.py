@@ -72,6 +72,19 @@ def test_make_without_a_python_says_what_to_install(tmp_path: Path):
 
 
 @needs_make
+@pytest.mark.parametrize(("torch", "size"), [("cpu", "2 of 3: torch (0.2 GB)"), ("cuda", "3 GB")])
+def test_an_installation_says_how_long_it_takes_and_where_it_is(
+    tmp_path: Path, torch: str, size: str
+):
+    how = ("install", "PYTHON=python3", f"READY={tmp_path / 'ready'}", f"TORCH={torch}")
+    said = make("--dry-run", *how).stdout
+    assert "takes some minutes" in said
+    stages = [said.index(text) for text in ("1 of 3:", "2 of 3:", "3 of 3:", "Installed.")]
+    assert stages == sorted(stages)
+    assert size in said
+
+
+@needs_make
 def test_bench_without_a_name_lists_them(tmp_path: Path):
     ready = tmp_path / "ready"
     ready.touch()
