@@ -46,9 +46,19 @@ class TestEachPass:
     def test_every_figure_has_all_its_data(self, passes: list[Cells], turn: int):
         curves, times, shares = shown(passes[turn], PLOTLY)
         assert [len(trace["x"]) for trace in curves["data"]] == [100, 100]
-        assert [trace["name"] for trace in times["data"]][:2] == ["compute", "communication"]
+        names = [trace["name"] for trace in times["data"]]
+        assert names[:2] == ["forward", "backward"]
+        assert {"communication", "waiting"} < {*names}
         guessed, measured = (trace["y"] for trace in shares["data"])
         assert len(guessed) == len(measured) > 1
+
+    def test_the_sentence_below_the_bars_is_about_the_same_steps(
+        self, passes: list[Cells], turn: int
+    ):
+        bars = [trace["y"] for trace in shown(passes[turn], PLOTLY)[1]["data"]]
+        one, *four = map(sum, zip(*bars, strict=True))
+        times = number_after("That is", printed(passes[turn]))
+        assert times == pytest.approx(one / (sum(four) / len(four)), rel=0.05)
 
     def test_no_rank_is_left(self, passes: list[Cells], turn: int):
         assert shown(passes[turn][-1:], "text/plain") == ["[]"]

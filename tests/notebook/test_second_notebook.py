@@ -60,6 +60,8 @@ def test_the_table_says_what_each_rank_holds(cells: Cells):
     assert rows["pipeline"][0].endswith("token, position, blocks.0; texts 0 to 15")
     assert rows["pipeline"][3].endswith("blocks.3, norm, head; texts 0 to 15")
     assert rows["data, shards"][3] == "25%: a piece of each part; texts 12 to 15"
+    # The answer on what is whole names what the note of the switch does.
+    assert "\nNote: Whole on every tensor-parallel rank: token, position, head\n" in printed(cells)
     held = {trace["name"]: trace["y"] for trace in shown(cells, PLOTLY)[1]["data"]}
     assert list(held) == [f"rank {rank}" for rank in range(4)]
     for name, shares in zip(NAMES, zip(*held.values(), strict=True), strict=True):
@@ -90,6 +92,7 @@ def test_chunks_are_measured_beside_the_formula(cells: Cells):
     assert formula == pytest.approx([1, 1.6, 16 / 7, 32 / 11])
     rates = [float(row[3].replace(",", "")) for row in rows]
     assert measured == pytest.approx([rate / rates[0] for rate in rates], rel=1e-2)
+    assert all(trace["texttemplate"] for trace in shown(cells, PLOTLY)[2]["data"])
     assert len(guess) == len(measured)
 
 
