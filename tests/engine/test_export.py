@@ -206,9 +206,37 @@ def test_a_script_has_what_is_used_and_nothing_else():
         assert word not in text
     assert len(text[text.index("def train():") :].splitlines()) < 36
     assert "What differs" not in text
+    assert "at step 1, and gives the losses of that run." in " ".join(text.split())
     dropping = GPT.replace("F.gelu(", "F.dropout(")
     assert "What differs: random numbers" in of_text(dropping, "dp2")
     assert "torch.manual_seed(SEED + 1 + rank)" in of_text(dropping, "dp2")
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "says"),
+    [
+        ("dp2", {}, "come from the whole batch here, so the losses are those of the run only "
+                    "up to its first step with microbatches."),
+        ("pp2, gpipe x2", {}, "come from each of 2 microbatches here, so the losses are those of "
+                              "the run only up to its first step with other than 2 microbatches."),
+        ("dp1", {"accumulate": 3}, "come from each of 3 microbatches here"),
+    ],
+)  # fmt: skip
+def test_the_header_does_not_promise_what_batchnorm_may_break(layout, options, says):
+    text = " ".join(written("digits cnn", layout, **options)[0].partition("import")[0].split())
+    named = "What differs: statistics of BatchNorm2d 2, BatchNorm2d 5, BatchNorm2d 9 "
+    assert named + says in text
+    assert "at step 1. What" in text
+
+
+def test_the_header_names_a_loss_that_depends_on_the_split():
+    recipe, cell, space = made("gpt")
+    blueprint = Blueprint(Plan(recipe, TrainOptions()), recipe.model(), torch.device("cpu"))
+    blueprint.loss_note = "It is no mean."
+    about = {"run": "cell-1", "step": 0, "steps": 1, "file": "script.py"}
+    text = script(blueprint, parse_layout("dp1"), about, cell=cell, namespace=space)
+    assert "What differs: the loss depends on how a batch is split" in text
+    assert "gives the losses" not in text
 
 
 def of_text(text: str, layout: str, others: str = "", **options) -> str:

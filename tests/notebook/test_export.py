@@ -17,6 +17,15 @@ def test_export_says_how_to_run_the_script_and_returns_its_path(engines: Kernel)
     assert len(reply.error.splitlines()) == 1
 
 
+def test_export_says_what_differs(engines: Kernel):
+    assert engines("%dist_train digits --size cnn --steps 1 --wait ;").status == "ok"
+    lines = engines("%dist_export cnn.py").text.splitlines()
+    assert lines[0].startswith("dp2 as a script: torchrun")
+    assert len(lines) == 2
+    assert lines[1].startswith("What differs: statistics of BatchNorm2d 2, ")
+    assert lines[1].endswith("only up to its first step with microbatches.")
+
+
 def test_without_a_file_it_says_what_is_missing(engines: Kernel):
     reply = engines("%dist_export")
     assert "the following arguments are required: FILE" in reply.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -11,12 +12,16 @@ from workbench.driver.echo import named
 from workbench.spec.strategy import strategy_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from workbench.driver.cells import CellResult
     from workbench.driver.engines import Engines
     from workbench.driver.run import Run
 
 STATUS = ("rank", "state", "device", "threads", "pid")
 STATUS_ALL = (*STATUS, "host", "log")
+# Begins each sentence of a script on why its losses need not be those of the run.
+DIFFERS = "What differs:"
 CHECKPOINTS = ("name", "step", "layout", "size", "age", "recipe")
 
 
@@ -125,6 +130,17 @@ def status(engines: Engines, *, verbose: bool = False) -> Table:
     if verbose:
         title += f"; limit {engines.timeouts.total_s:g} s; files in {engines.directory}"
     return Table(rows, STATUS_ALL if verbose else STATUS, title)
+
+
+def exported(run: Run, file: str, script: Path) -> SavedName:
+    """A script just written: how to run it, and what its first lines say of its losses."""
+    from workbench.driver import exports
+
+    about = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    _, *differences = about.split(DIFFERS)
+    lines = [f"{DIFFERS} {' '.join(text.split())}" for text in differences]
+    shown = f"{run.layout} as a script: {exports.command(run, file)}"
+    return SavedName(str(script), "\n".join([shown, *lines]))
 
 
 def saved(entry: Mapping[str, Any]) -> SavedName:

@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.magic import line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from workbench.driver import current, exports
+from workbench.driver import current
 from workbench.notebook import show
 from workbench.notebook.line import from_line, word
 from workbench.notebook.magics import Commands
@@ -25,6 +25,8 @@ class ExportMagics(Commands):
     def dist_export(self, options: Any) -> Any:
         """Write recipe and layout as a plain torchrun script, which gives the same curve.
 
+        Where it does not (dropout, BatchNorm under other microbatches), it says so.
+
         Example::
 
             %dist_export script.py
@@ -33,5 +35,4 @@ class ExportMagics(Commands):
         """
         run = current.run()
         path = run.export(options.file, force=options.force)
-        text = f"{run.layout} as a script: {exports.command(run, options.file)}"
-        return self.shown.skip(show.SavedName(str(path), text), silent=options.silent)
+        return self.shown.skip(show.exported(run, options.file, path), silent=options.silent)
