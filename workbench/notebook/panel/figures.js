@@ -14,7 +14,8 @@ export function figures(el, chooser, root, body, kit) {
   function figure(name, kind) {
     const head = make("span", { class: "wb-title" }, t[`${name}_title`]), sub = make("span", { class: "wb-sub" }), keys = make("span", { class: "wb-legend" }), tools = make("span", { class: "wb-tools" });
     const plot = make("div", { class: kind === "table" ? "wb-scroll" : "wb-plot" }), wait = make("div", { class: "wb-wait" }, kind === "table" ? "" : t.loading), enlarge = button("", "", "enlarge", "wb-tool");
-    if (kind === "table") set(plot, "tabindex", 0);
+    wait.hidden = kind === "table";
+    if (kind === "table") for (const [key, value] of [["tabindex", 0], ["role", "region"], ["aria-label", t[`${name}_title`]]]) set(plot, key, value);
     enlarge.press = () => enlargeOne(one ? "" : name);
     tools.append(enlarge);
     const made = make("figure", { class: `wb-figure wb-of-${name}`, role: "group", "aria-label": t[`${name}_title`] }, make("figcaption", {}, make("span", {}, head, sub), keys, tools), plot, wait);

@@ -75,7 +75,7 @@ def as_html(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
         '<div style="display:flex;flex-wrap:wrap;gap:12px 24px">',
         _figure(texts["loss_title"], _line(steps, losses, BLUE, zero=False, marks=marks)),
         _figure(
-            f"{texts['rate_title']} ({snapshot['unit']})",
+            f"{texts['rate_title']} ({_unit(snapshot, texts)})",
             _line(steps, rates, GREEN, zero=True, marks=marks),
         ),
         _figure(texts["time_title"], _bars(snapshot["by_rank"] or [], texts)),
@@ -96,13 +96,17 @@ def _steps(snapshot: Mapping[str, Any], between: str) -> str:
     return f"{snapshot['step']:,}" + (f"{between}{goal:,}" if goal else "")
 
 
+def _unit(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    return texts.get(snapshot["unit"], snapshot["unit"])
+
+
 def _numbers(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     pairs = [
         (snapshot["name"], texts.get(snapshot["state"], snapshot["state"])),
         (texts["step"], _steps(snapshot, " / ")),
         (texts["loss"], digits(snapshot["loss"])),
         *((name, digits(value)) for name, value in (snapshot["metrics"] or {}).items()),
-        (texts["throughput"], rate(snapshot["rate"], snapshot["unit"])),
+        (texts["throughput"], rate(snapshot["rate"], _unit(snapshot, texts))),
         (texts["communication"], percent(snapshot["comm"])),
         (texts["idle"], percent(snapshot.get("idle"))),
         (texts["ranks"], f"{snapshot['alive']} / {snapshot['ranks']}"),
