@@ -1,8 +1,8 @@
 """What the meters cost: slices with them and without them, in turn, in one training.
 
-Without means: collectives go straight to the backend, no mark is set, nothing is recorded whole and
-no byte counter is read. Both are timed around the same number of steps, from one command to its end.
-ratio = with / without, the median over pairs of neighbours.
+Without means: collectives go straight to the backend, no mark is set, nothing is recorded whole
+and no byte counter is read. Both are timed around the same number of steps, from one command to its
+end. ratio = with / without, the median over pairs of neighbours.
 """
 
 from __future__ import annotations
