@@ -229,13 +229,20 @@ def test_the_header_does_not_promise_what_batchnorm_may_break(layout, options, s
     assert "at step 1. What" in text
 
 
-def test_the_header_names_a_loss_that_depends_on_the_split():
+@pytest.mark.parametrize(
+    ("note", "says"),
+    [
+        ("loss_note", "the loss depends on how a batch is split"),
+        ("state_note", "the forward keeps"),
+    ],
+)
+def test_the_header_names_what_the_run_was_noted_for(note, says):
     recipe, cell, space = made("gpt")
     blueprint = Blueprint(Plan(recipe, TrainOptions()), recipe.model(), torch.device("cpu"))
-    blueprint.loss_note = "It is no mean."
+    setattr(blueprint, note, "Something.")
     about = {"run": "cell-1", "step": 0, "steps": 1, "file": "script.py"}
     text = script(blueprint, parse_layout("dp1"), about, cell=cell, namespace=space)
-    assert "What differs: the loss depends on how a batch is split" in text
+    assert f"What differs: {says}" in text
     assert "gives the losses" not in text
 
 

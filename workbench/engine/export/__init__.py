@@ -161,6 +161,8 @@ def _differences(case: Case) -> Iterator[str]:
         yield f"statistics of {found} come from {share} here, {until} under another layout."
     if case.blueprint.loss_note:
         yield f"the loss depends on how a batch is split, {until} under another layout."
+    if case.blueprint.state_note:
+        yield f"the forward keeps state or draws by itself, {until} under another layout."
 
 
 def _bound(blocks: Sequence[str]) -> set[str]:
