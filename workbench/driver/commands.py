@@ -18,7 +18,13 @@ from workbench.errors import InputError, LayoutError, WorkbenchError
 from workbench.spec.formats import size
 from workbench.spec.layout import Layout, parse_layout
 from workbench.spec.limits import why_not
-from workbench.spec.strategy import STRATEGIES, layout_for, short_name, strategy_of
+from workbench.spec.strategy import (
+    STRATEGIES,
+    check_options,
+    layout_for,
+    short_name,
+    strategy_of,
+)
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
@@ -185,6 +191,7 @@ def layout_of(strategy: str, ranks: int | None, options: dict[str, Any], there_a
     if not isinstance(strategy, str) or len(strategy) > LONGEST:
         raise InputError(f"{strategy!r:.40} is no strategy. Use one of {', '.join(STRATEGIES)}.")
     if strategy not in STRATEGIES and any(map(str.isdigit, strategy)):
+        check_options(options)
         given = {"ranks": ranks, **options}
         if beside := [key for key, value in given.items() if value not in (None, False)]:
             raise InputError(f"{beside[0]} has no place beside the whole layout {strategy!r}.")

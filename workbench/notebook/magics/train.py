@@ -36,7 +36,7 @@ class TrainMagics(Commands):
         "-s",
         "--strategy",
         type=word,
-        help=f"how it is spread over ranks: {', '.join(STRATEGIES)} (data)",
+        help=f"{', '.join(STRATEGIES)} (data), or a layout such as 'pp2 dp2'",
     )
     @layout_arguments
     @argument("--steps", type=whole, help=f"optimizer steps ({TrainOptions.steps})")
