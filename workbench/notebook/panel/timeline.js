@@ -53,7 +53,9 @@ function timeline(fig, kit, isLarge) {
     let y = 0;
     blocks = shown.map((sample, n) => {
       y += head;
-      const block = { sample, head: y - head, height, lane, rows: sample.ranks.map((row, i) => ({ row, y: y + i * height })), note: many ? (n ? t.now : t.held) : "" };
+      // With one microbatch its number says nothing.
+      const numbered = sample.ranks.some((row) => row.spans.some((span) => span[4] > 0));
+      const block = { numbered, sample, head: y - head, height, lane, rows: sample.ranks.map((row, i) => ({ row, y: y + i * height })), note: many ? (n ? t.now : t.held) : "" };
       y += block.rows.length * height;
       return block;
     });
@@ -84,13 +86,13 @@ function timeline(fig, kit, isLarge) {
     }
     if (at) outline(ctx);
   }
-  function boxes(ctx, { height, lane }, row, y) {
+  function boxes(ctx, { height, lane, numbered }, row, y) {
     const gap = height > 8 ? 2 : height > 5 ? 1 : 0, tall = height - gap - lane;
     for (const [kind, begin, end, , micro] of row.spans) {
       const x = left + begin * scale, wide = (end - begin) * scale;
       ctx.fillStyle = hues[kind];
       ctx.fillRect(x, y, Math.max(0.6, wide > 4 ? wide - 0.8 : wide), tall);
-      if (micro != null && kind !== "wire" && kind !== "idle" && tall >= NARROW_PX && wide > 0.75 * hues.px * `${micro}`.length + 3) {
+      if (numbered && micro != null && kind !== "wire" && kind !== "idle" && tall >= NARROW_PX && wide > 0.75 * hues.px * `${micro}`.length + 3) {
         ctx.font = `bold ${Math.max(Math.min(0.87 * hues.px, 0.8 * tall), Math.min(1.5 * hues.px, 0.45 * tall))}px ${hues.font}`;
         ctx.textAlign = "center";
         ctx.fillStyle = kind === "forward" ? "#fff" : "#10222e";
@@ -171,7 +173,7 @@ function timeline(fig, kit, isLarge) {
     const shown = held || live, slow = shown?.straggler, { bubble, bubble_formula: formula } = s.derived || {};
     put(fig.sub, shown && !both ? title(shown) : "");
     const of = shown?.ranks[0]?.ranks, notes = [of > 1 ? fill(t.busiest, { of }) : "", slow ? fill(t.straggler, { rank: slow.rank, time: ms(slow.ms) }) : "", bubble != null && formula != null && !held ? fill(t.bubble, { measured: percent(bubble), formula: percent(formula) }) : ""];
-    put(fig.note, notes.filter(Boolean).join(" \u00b7 "));
+    put(fig.note, both ? "" : notes.filter(Boolean).join(" \u00b7 "));
     fig.note.classList.toggle("wb-warn", !!slow);
     put(hold.lastChild, held ? t.held_now : t.hold);
     for (const [one, is] of [[hold, !!held], [compare, both]]) { set(one, "aria-pressed", is); set(one, "aria-disabled", !live); }
