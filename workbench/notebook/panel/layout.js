@@ -87,6 +87,7 @@ function layout(fig, { make, put, set, changed, whole, t }) {
   set(fig.plot, "role", "img");
   return (s) => {
     put(fig.head.lastChild, s.layout || "");
+    set(fig.head, "title", s.layout || "");
     const last = [...(s.marks || [])].reverse().find((mark) => mark.took_s != null);
     put(cost, last ? say("switched", { step: whole(last.step), cost: spent(last) }) : "");
     const em = parseFloat(getComputedStyle(fig).fontSize), most = Math.max(1, Math.floor((fig.plot.clientHeight / em - 2.9) / ROW_EM));
