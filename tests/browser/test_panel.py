@@ -281,7 +281,8 @@ def test_nothing_is_cut_or_covered(lab: Lab, width: int, ranks: int):
     )
     cut = lab.page.evaluate(
         "() => [...document.querySelectorAll('.wb-panel *')].filter(e => e.scrollWidth >"
-        " e.clientWidth + 1 && getComputedStyle(e).textOverflow !== 'ellipsis' && getComputedStyle(e).display !== 'inline' && e.clientWidth"
+        " e.clientWidth + 1 && getComputedStyle(e).textOverflow !== 'ellipsis' &&"
+        " getComputedStyle(e).display !== 'inline' && e.clientWidth"
         " && !e.closest('svg')).map(e => e.className)"
     )
     assert cut == []
