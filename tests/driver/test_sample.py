@@ -70,6 +70,19 @@ def test_a_message_is_waited_for_until_it_is_sent():
     assert send["overlapped_ms"] is None  # nobody knows when it was done
 
 
+def test_stages_that_end_at_different_times_accuse_nobody():
+    told = [
+        _told(
+            0.0,
+            [("backward", 0, 0.01 * n, (0, 0)), ("comm", 0.01 * n, 0.05, [0])],
+            [("all-reduce", [0, 1, 2, 3], None, 4, 0.01 * n, 0.05)],
+        )
+        for n in range(1, 5)
+    ]
+    assert joined(told, parse_layout("pp2 dp2, gpipe x2"))["straggler"] is None
+    assert joined(told, parse_layout("dp4"))["straggler"]["rank"] == 3
+
+
 def test_what_goes_on_while_a_rank_computes_is_overlapped():
     told = [
         _told(

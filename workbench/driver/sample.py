@@ -166,7 +166,9 @@ class _Split:
             sums.waiting_s += last_s - begin_s
         of.exposed_s += end_s - begin_s
         self.held_s += end_s - begin_s
-        if axis in ALIKE and who is not None:
+        # All ranks of a pipeline are no such axis: its stages end at different times.
+        is_alike = axis in ALIKE and not (axis == "all" and self.layout.pp > 1)
+        if is_alike and who is not None:
             self.late_s[who][self.rank] += last_s - begin_s
         return last_s, f"{axis} {op.kind}"
 
