@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -87,6 +88,8 @@ def test_a_terminal_shows_text_and_takes_its_engines_along():
         text=True,
         timeout=150,
         check=True,
+        # Of another environment than this one, IPython warns.
+        env={key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"},
     )
     assert "digits-1: finished, step 2 of 2, loss" in done.stdout
     assert done.stderr == ""
