@@ -16,7 +16,7 @@ import workbench
 from benchmarks.machine import report
 from workbench.driver.cells import run_cell
 
-PAIRS, SLICE_S, RANKS = 40, 0.6, 2
+PAIRS, SLICE_S, RANKS = 24, 0.6, 2
 CASES = (
     ("digits", {}, "dp2"),
     ("digits", {}, "fsdp2"),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.machine import Kernel, kernel, report
 
-RUNS, WARMUP, STEPS = 3, 3, 12
+RUNS, WARMUP, STEPS = 3, 5, 30
 # Layouts by the number of ranks: data twice, model by layers and by tensor, pipelines, hybrid.
 CASES = {
     2: ("dp2", "fsdp2", "pp2, gpipe x1", "tp2", "pp2, gpipe x8", "pp2, 1f1b x8"),
@@ -25,7 +25,7 @@ CASES = {
 }
 TRAIN = """
 import time
-run = get_ipython().run_line_magic("dist_train", "pytext --size small --steps 0 --dir {directory}")
+run = get_ipython().run_line_magic("dist_train", "pytext --size tiny --steps 0 --dir {directory}")
 """
 SWITCH = """
 if str(run.layout) != {layout!r}:
@@ -83,7 +83,7 @@ def main() -> None:
                     notebook.run(EXPORT.format(steps=WARMUP + STEPS, path=str(script)))
                     pairs.append((mine, theirs(script, ranks)))
                 report(
-                    bench="overhead", case=f"pytext small, {layout}", n=ranks, runs=RUNS,
+                    bench="strategies", case=f"pytext tiny, {layout}", n=ranks, runs=RUNS,
                     ratio=statistics.median(a / b for a, b in pairs),
                     ours_s=1 / statistics.median(a for a, _ in pairs),
                     theirs_s=1 / statistics.median(b for _, b in pairs),
