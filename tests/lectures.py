@@ -65,6 +65,15 @@ def shown(cells: Cells, kind: str) -> list:
     return [out.data[kind] for out in outputs if kind in out.data]
 
 
+def tables(cells: Cells) -> list[list[list[str]]]:
+    """The rows below the head of each table that a cell has shown, as texts of its cells."""
+    found = []
+    for text in shown(cells, "text/markdown"):
+        rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
+        found.append([[cell.strip("* ") for cell in row] for row in rows])
+    return found
+
+
 def raised(cells: Cells) -> list[str]:
     """`Class: sentence` of each error."""
     outputs = [out for cell in cells for out in cell.outputs if out.output_type == "error"]

@@ -6,7 +6,7 @@ import re
 
 import lectures
 import pytest
-from lectures import PLOTLY, Cells, number_after, printed, raised, shown
+from lectures import PLOTLY, Cells, number_after, printed, raised, shown, tables
 
 NOTEBOOK = "02_strategies.ipynb"
 TIMEOUT_S = 240
@@ -20,15 +20,6 @@ pytestmark = pytest.mark.timeout(SLOW_S)
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Cells:
     return lectures.run(NOTEBOOK, tmp_path_factory.mktemp("lecture"), timeout_s=TIMEOUT_S)[0]
-
-
-def tables(cells: Cells) -> list[list[list[str]]]:
-    """The rows below the head of each table that a cell has shown, as texts of its cells."""
-    found = []
-    for text in shown(cells, "text/markdown"):
-        rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
-        found.append([[cell.strip("* ") for cell in row] for row in rows])
-    return found
 
 
 def test_the_curve_under_all_strategies_is_that_of_one_rank(cells: Cells):

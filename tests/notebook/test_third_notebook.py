@@ -9,7 +9,7 @@ from statistics import median
 
 import lectures
 import pytest
-from lectures import PLOTLY, Cells, number_after, printed, shown
+from lectures import PLOTLY, Cells, number_after, printed, shown, tables
 
 NOTEBOOK = "03_where_time_goes.ipynb"
 TIMEOUT_S = 240
@@ -28,15 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cells(folder: Path) -> Cells:
     return lectures.run(NOTEBOOK, folder, timeout_s=TIMEOUT_S)[0]
-
-
-def tables(cells: Cells) -> list[list[list[str]]]:
-    """The rows below the head of each table that a cell has shown, as texts of its cells."""
-    found = []
-    for text in shown(cells, "text/markdown"):
-        rows = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
-        found.append([[cell.strip("* ") for cell in row] for row in rows])
-    return found
 
 
 def values(numbers: object) -> list[float]:

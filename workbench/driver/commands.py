@@ -235,7 +235,5 @@ def check_count(name: str, value: object) -> None:
         raise InputError(f"{name}={value!r}: use a whole number of steps >= 1.")
 
 
-VERBS = {
-    **{verb.__name__: verb for verb in (hold, pause, resume, step, profile, stop, save)},
-    **{verb.__name__: verb for verb in (restore, switch, export, evaluate)},
-}
+_VERBS = (hold, pause, resume, step, profile, stop, save, restore, switch, export, evaluate)
+VERBS = {verb.__name__: verb for verb in _VERBS}

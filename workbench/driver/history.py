@@ -66,9 +66,10 @@ class History:
         self.rate.extend([self.units_per_step * num_steps / wall_s] * num_steps)
         self.recent = [*self.recent[1 - RECENT_SLICES :], Slice(num_steps, sums, waiting)]
         self.wall_s += wall_s
-        idle = [of["comm_s"] * waiting.get(rank, 0.0) for rank, of in enumerate(sums)]
-        self.idle_s += sum(idle) / len(sums)
-        self.comm_s += sum(of["comm_s"] for of in sums) / len(sums) - sum(idle) / len(sums)
+        held_s = [of["comm_s"] for of in sums]
+        idle_s = [held * waiting.get(rank, 0.0) for rank, held in enumerate(held_s)]
+        self.idle_s += sum(idle_s) / len(sums)
+        self.comm_s += (sum(held_s) - sum(idle_s)) / len(sums)
         self.timed_steps += num_steps
         return num_steps
 

@@ -23,7 +23,7 @@ ALLOWED = {
 
 def snapshot(run: Run) -> dict[str, Any]:
     """State, figures and lists of a run; numbers not yet known are None."""
-    history = run.history
+    history, now = run.history, run.history.now()
     gauges = run.engines.gauges()
     rows = [{**row, **gauge} for row, gauge in zip(run.engines.status(), gauges, strict=True)]
     stopped = run.engines.stopped
@@ -35,7 +35,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "step": run.step_now,
         "goal": run.goal,
         "loss": history.loss[-1] if history.loss else None,
-        **history.now(),
+        **now,
         "unit": f"{run.about['unit']}/s",
         "ranks": run.engines.num_ranks,
         "alive": 0 if stopped else sum(row["state"] == "alive" for row in rows),
@@ -51,7 +51,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "by_rank": history.by_rank(),
         "sample": history.samples[-1] if history.samples else None,
         "memory": list(run.memory),
-        "derived": derived(run),
+        "derived": derived(run, now["rate"]),
         "marks": list(run.marks),
         "metrics": dict(run.metrics),
         "metrics_step": run.metrics_step,
@@ -63,15 +63,15 @@ def snapshot(run: Run) -> dict[str, Any]:
     }
 
 
-def derived(run: Run) -> dict[str, Any]:
+def derived(run: Run, rate: float | None) -> dict[str, Any]:
     """What follows from what was measured: utilisation, and the bubble of a pipeline.
 
-    mfu: operations of the model done, of those the ranks could do, all of them busy at once.
+    rate: as History.now has it. mfu: operations of the model done, of those the ranks could do, all
+    of them busy at once.
     """
     layout, flops = run.layout, run.about.get("flops")
     per_step = flops * run.about["batch"] if flops else None
     peak = sum(run.peaks[: layout.world_size])
-    rate = run.history.now()["rate"]
     steps_per_s = rate / run.history.units_per_step if rate else None
     last = run.history.samples[-1] if run.history.samples else None
     is_pipeline = layout.pp > 1

@@ -180,10 +180,9 @@ class Blueprint:
         if tape is None:
             return ""
         # Of norms more is told elsewhere.
-        known = {f"{n}." for n, m in self.bones.named_modules() if hasattr(m, "running_mean")}
-        buffers = [
-            n for n in tape.changed & {*tape.buffers} if f"{n.rpartition('.')[0]}." not in known
-        ]
+        norms = {n for n, m in self.bones.named_modules() if hasattr(m, "running_mean")}
+        changed = tape.changed.intersection(tape.buffers)
+        buffers = [name for name in changed if name.rpartition(".")[0] not in norms]
         found = sorted({*buffers, *filter(None, tape.attributes)})
         told = f"The forward changes {', '.join(found[:3])}" if found else ""
         if "" in tape.attributes:

@@ -15,6 +15,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,12 +69,11 @@ class Draw:
     @contextmanager
     def active(self) -> Iterator[None]:
         """A context in which `here` is this one: a forward is on its way."""
-        before = _forwards[:]
-        _forwards[:] = [self]
+        token = _here.set(self)
         try:
             yield
         finally:
-            _forwards[:] = before
+            _here.reset(token)
 
     @contextmanager
     def back_at(self, taken: tuple[int, int, int, int, dict[str, int]]) -> Iterator[None]:
@@ -86,12 +86,12 @@ class Draw:
             self.put(now)
 
 
-_forwards: list[Draw] = []
+_here: ContextVar[Draw | None] = ContextVar("draw", default=None)
 
 
 def here() -> Draw | None:
     """Where the forward that is on its way stands; None outside of one."""
-    return _forwards[0] if _forwards else None
+    return _here.get()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from workbench.engine.held import Held
 from workbench.engine.metered_group import payload_bytes
+from workbench.engine.shards import memory_of
 
 
 class Saved:
@@ -71,13 +72,12 @@ class _Kept:
 def footprint(held: Held, optimizer: Optimizer, saved: Saved | None) -> dict[str, int | None]:
     """Bytes by what they are for; activations None before a step was watched."""
     params = list(held.named_parameters())
-    sizes = {name: held.local(name, param)[0].nbytes for name, param in params}
-    gradients = sum(sizes[name] for name, param in params if param.requires_grad)
+    sizes = [(payload_bytes(memory_of(param)), param.requires_grad) for _, param in params]
     kept = [x for state in optimizer.state.values() for x in state.values()]
     return {
-        "parameters": sum(sizes.values()),
-        "gradients": gradients,
-        "optimizer": sum(_local_bytes(x) for x in kept if isinstance(x, Tensor)),
+        "parameters": sum(size for size, _ in sizes),
+        "gradients": sum(size for size, is_trained in sizes if is_trained),
+        "optimizer": sum(payload_bytes(memory_of(x)) for x in kept if isinstance(x, Tensor)),
         "activations": None if saved is None else saved.peak_bytes,
         "resident": resident_bytes(),
     }
@@ -89,8 +89,3 @@ def resident_bytes() -> int:
         return torch.accelerator.max_memory_reserved()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most << 10
-
-
-def _local_bytes(tensor: Tensor) -> int:
-    to_local = getattr(tensor, "to_local", None)
-    return payload_bytes(tensor if to_local is None else to_local())

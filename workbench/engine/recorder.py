@@ -96,8 +96,7 @@ class _Recorder(TorchFunctionMode):
             if kind_of(module) is not None:
                 module.register_forward_pre_hook(lambda *_, n=name: self.dropped.append(n))
         self.ambient = _autocast(device.type)
-        self.before = _random_state(), _attributes(self.open)
-        self.all_before = _attributes(set(model.modules()))
+        self.before = _random_state(), _attributes(set(model.modules()))
         self._take_state()
 
     def _take_state(self) -> None:
@@ -254,13 +253,6 @@ class _Recorder(TorchFunctionMode):
         """The forward has returned: note its output and the buffers it assigned anew."""
         self.inside = True
         self._check_python()
-        after, before = _attributes(set(self.model.modules())), self.all_before
-        names = {module: name for name, module in self.model.named_modules()}
-        self.tape.attributes += [
-            f"{names[key[0]]}.{key[1]}".lstrip(".")
-            for key, value in after.items()
-            if before.get(key, value) != value
-        ]
         self.tape.output = self._template(result)
         self.tape.returns = frozenset(self.reads)
         self.tape.returns_state = frozenset(self.state)
@@ -272,14 +264,20 @@ class _Recorder(TorchFunctionMode):
                 self.tape.changed.add(name)
 
     def _check_python(self) -> None:
-        """What a forward does to other things than tensors would not be done again at replay."""
+        """What a forward does to other things than tensors, which replay would not do again.
+
+        Units do it again themselves: of them it is noted.
+        """
         drawn, attributes = self.before
         if _random_state() != drawn:
             raise UnrecordableError("draws numbers from Python's or NumPy's random")
-        after = _attributes(self.open)
+        after = _attributes(set(self.model.modules()))
         changed = [name for name, value in after.items() if attributes.get(name, value) != value]
-        if changed:
-            raise UnrecordableError(f"changes self.{changed[0][1]}, a plain attribute")
+        for module, key in changed:
+            if module in self.open:
+                raise UnrecordableError(f"changes self.{key}, a plain attribute")
+        names = {module: name for name, module in self.model.named_modules()}
+        self.tape.attributes += [f"{names[one]}.{key}".lstrip(".") for one, key in changed]
 
     def _template(self, value: Any) -> Any:
         return template(value, self._ref)

@@ -52,15 +52,22 @@ def whole(shape: Sequence[int]) -> Box:
     return Box((0,) * len(shape), tuple(shape))
 
 
+def memory_of(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, sharing memory and without a graph."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    with torch.no_grad():  # with gradients it would take an autograd function for each
+        return tensor.to_local().detach()
+
+
 def local_part(tensor: Tensor) -> tuple[Tensor, Box]:
     """The tensor this rank holds, sharing memory, and its box in the whole.
 
     Raises CheckpointError for a placement other than Replicate and Shard.
     """
+    local = memory_of(tensor)
     if not isinstance(tensor, DTensor):
-        return tensor.detach(), whole(tensor.shape)
-    with torch.no_grad():  # with gradients it would take an autograd function for each
-        local = tensor.to_local().detach()
+        return local, whole(tensor.shape)
     coordinate = tensor.device_mesh.get_coordinate()
     offset, shape = [0] * tensor.ndim, list(tensor.shape)
     for axis, placement in enumerate(tensor.placements):

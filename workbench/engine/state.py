@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from workbench.engine.held import Held
-from workbench.engine.shards import Box, local_part
+from workbench.engine.shards import Box, local_part, memory_of
 from workbench.errors import CheckpointError
 
 # How a tensor is stepped on a device is the machine's business, not the training's.
@@ -72,8 +72,8 @@ def take(
                     tensor = _as_tensor(value, f"{name}/{key}")
                     like = pieces[f"model/{name}"]
                     pieces[f"optim/{name}/{key}"] = (
-                        replace(like, local=local)
-                        if (local := _alike(tensor, param)) is not None
+                        replace(like, local=memory_of(tensor))
+                        if _is_alike(tensor, param)
                         else _state_piece(held, name, param, tensor, key)
                     )
     return pieces
@@ -226,17 +226,14 @@ def _cut_piece(held: Held, name: str, tensor: Tensor) -> Piece:
     return Piece(local, box.offset, held.shape_of(name, tensor))
 
 
-def _alike(tensor: Tensor, param: Tensor) -> Tensor | None:
-    """The memory of a tensor that lies on the ranks as the parameter does, None for another."""
-    if type(tensor) is Tensor:
-        is_plain = not isinstance(param, DTensor)
-        return tensor.detach() if is_plain and tensor.shape == param.shape else None
+def _is_alike(tensor: Tensor, param: Tensor) -> bool:
+    """Whether a tensor lies on the ranks as the parameter does, for which its box is known."""
+    if tensor.shape != param.shape:
+        return False
     if isinstance(tensor, DTensor) and isinstance(param, DTensor):
-        same = tensor.shape == param.shape and tensor.placements == param.placements
-        if same and tensor.device_mesh == param.device_mesh:
-            with torch.no_grad():
-                return tensor.to_local().detach()
-    return None
+        where = tensor.placements, tensor.device_mesh
+        return where == (param.placements, param.device_mesh)
+    return type(tensor) is Tensor and not isinstance(param, DTensor)
 
 
 def _state_piece(held: Held, name: str, param: Tensor, tensor: Tensor, key: str) -> Piece:
