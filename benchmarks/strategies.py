@@ -3,6 +3,7 @@
 The rival is what %dist_export writes: a loop for this recipe and this layout alone, with torch's
 parts and nothing of ours. Ours has meters, journal and panel on. Runs interleaved; ratio = ours /
 theirs, the median of the pairs; both are timed from the end of the warm-up to the last step.
+`python -m benchmarks.strategies "pp2, 1f1b x8"` measures these layouts alone.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from benchmarks.machine import Kernel, kernel, report
+from workbench.spec.layout import parse_layout
 
-RUNS, WARMUP, STEPS = 3, 5, 30
-# Layouts by the number of ranks: data twice, model by layers and by tensor, pipelines, hybrid.
-CASES = {
-    2: ("dp2", "fsdp2", "pp2, gpipe x1", "tp2", "pp2, gpipe x8", "pp2, 1f1b x8"),
-    4: ("pp2 dp2, 1f1b x4",),
-}
+RUNS, WARMUP, STEPS = 5, 5, 30
+# Data twice, model by layers and by tensor, pipelines, hybrid.
+CASES = (
+    "dp2", "fsdp2", "pp2, gpipe x1", "tp2", "pp2, gpipe x8", "pp2, 1f1b x8", "pp2 dp2, 1f1b x4",
+)  # fmt: skip
 TRAIN = """
 import time
 run = get_ipython().run_line_magic("dist_train", "pytext --size tiny --steps 0 --dir {directory}")
@@ -70,7 +72,10 @@ def theirs(script: Path, ranks: int) -> float:
 
 def main() -> None:
     """Alternate; the engines idle while the rival runs."""
-    for ranks, layouts in CASES.items():
+    layouts_of = defaultdict(list)
+    for layout in sys.argv[1:] or CASES:
+        layouts_of[parse_layout(layout).world_size].append(layout)
+    for ranks, layouts in layouts_of.items():
         with kernel() as notebook, tempfile.TemporaryDirectory() as directory:
             notebook.run("%load_ext workbench")
             notebook.run(f"%dist_start -n {ranks}")

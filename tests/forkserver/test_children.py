@@ -25,6 +25,14 @@ def test_the_controller_sleeps_by_the_name_that_is_replaced():
     assert inspect.ismodule(app.time)
 
 
+def test_the_heart_beats_by_the_names_that_are_replaced():
+    monitor = importlib.import_module("ipyparallel.controller.heartmonitor").HeartMonitor
+    assert "PeriodicCallback(self.beat, self.period)" in inspect.getsource(monitor.start)
+    assert "self.hearts" in inspect.getsource(monitor.beat)
+    caller = importlib.import_module("tornado.ioloop").PeriodicCallback
+    assert "self.callback_time" in inspect.getsource(caller._update_next)
+
+
 def test_status_messages_are_sent_by_the_method_that_is_replaced():
     kernel = importlib.import_module("ipyparallel.engine.kernel").IPythonParallelKernel
     names = list(inspect.signature(kernel._publish_status).parameters)

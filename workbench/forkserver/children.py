@@ -12,11 +12,15 @@ import json
 import os
 import signal
 import sys
+import time
 import types
 from typing import Any
 
 from workbench.door import QUIET
 
+# The hub's heart beats fast so that engines register at once. Each beat wakes four threads of every
+# rank, 1.5 % of a core: with no new engine for so long it is enough to beat now and then.
+QUICK_BEATS_S, SLOW_BEAT_MS = 5.0, 1000
 PR_SET_PDEATHSIG = 1  # of Linux: the signal a process gets when its parent ends
 # All that an engine or controller imports on its way to the first step. The first optimizer
 # imports torch._dynamo, ipykernel its debugger and completer: each costs a second if left out.
@@ -71,12 +75,29 @@ def _quiet_status() -> None:
     kernel._publish_status = publish_status
 
 
+def _calm_heart() -> None:
+    """Beat slowly once the engines are there; a new one makes the heart quick again."""
+    monitor = importlib.import_module("ipyparallel.controller.heartmonitor").HeartMonitor
+    beat = monitor.beat
+    seen: dict[str, Any] = {"hearts": 0, "since_s": 0.0}
+
+    def calm_beat(self: Any) -> None:
+        beat(self)
+        if len(self.hearts) != seen["hearts"]:
+            seen.update(hearts=len(self.hearts), since_s=time.monotonic())
+        is_calm = seen["hearts"] and time.monotonic() - seen["since_s"] > QUICK_BEATS_S
+        self.caller.callback_time = SLOW_BEAT_MS if is_calm else self.period
+
+    monitor.beat = calm_beat
+
+
 def controller(argv: list[str]) -> None:
     """Become an ipyparallel controller; returns when it ends."""
     app = importlib.import_module("ipyparallel.controller.app")
     # init_hub sleeps 0.25 s for schedulers that a fork has ready at once.
     quick = types.SimpleNamespace(**{**vars(app.time), "sleep": lambda _seconds: None})
     vars(app)["time"] = quick
+    _calm_heart()
     if sys.platform == "linux":
         # The heart is a process of its own and outlives a controller that is killed.
         prctl = ctypes.CDLL(None).prctl
