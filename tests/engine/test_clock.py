@@ -69,10 +69,10 @@ def test_what_passed_since_the_last_mark_may_turn_out_to_be_something_else():
     clock = Clock(timer)
     clock.begin(follows=False)  # 0
     with clock.during(BACKWARD):  # 1
-        clock.tick()  # 2: the last bucket is on its way
-        clock.since_last_mark(COMM, ("op",))  # until 3
-    sums = clock.end().sums(timer)  # left at 4, ended at 5
-    assert (sums[BACKWARD], sums[COMM]) == (2, 1)
+        clock.back(clock.enter(COMM))  # 2, 3: the last bucket is on its way
+        clock.since_last_mark(COMM, ("op",))  # until 4
+    sums = clock.end().sums(timer)  # left at 5, ended at 6
+    assert (sums[BACKWARD], sums[COMM]) == (2, 2)
 
 
 @pytest.mark.parametrize("how", ["before", "after", "off"])
@@ -88,7 +88,7 @@ def test_outside_of_a_step_nothing_is_kept(how):
     before = list(clock._marks)
     for _ in range(5):
         with clock.during(FORWARD):
-            clock.tick()
+            clock.back(clock.enter(COMM))
             clock.since_last_mark(COMM)
     assert clock._marks == before
     clock.begin(follows=False)

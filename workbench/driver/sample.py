@@ -79,10 +79,11 @@ def joined(told: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
     arrived = {op.key: op.launched_s for of in ops for op in of}
     comms: dict[tuple[str, str], Comm] = defaultdict(Comm)
     late_s: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    error_s = max(one["error_s"] for one in told)
     rows = []
     for rank, one in enumerate(told):
         shift_s = one["began_s"] - one["offset_s"] - origin_s
-        split = _Split(rank, ops[rank], arrived, layout, comms, late_s)
+        split = _Split(rank, ops[rank], arrived, layout, comms, late_s, error_s)
         rows.append(_row(rank, one, shift_s, split))
     for rank, of in enumerate(ops):
         _count(rank, of, arrived, layout, comms)
@@ -94,7 +95,7 @@ def joined(told: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
         "ranks": rows,
         "comms": [_shown(axis, kind, of) for (axis, kind), of in sorted(comms.items())],
         "straggler": _straggler(late_s, wall_ms),
-        "clock_error_ms": 1e3 * max(one["error_s"] for one in told),
+        "clock_error_ms": 1e3 * error_s,
     }
 
 
@@ -146,6 +147,7 @@ class _Split:
     layout: Layout
     comms: dict[tuple[str, str], Comm]
     late_s: dict[int, dict[int, float]]
+    error_s: float  # of the clocks against each other
     held_s: float = 0.0
     waiting_s: float = 0.0
 
@@ -158,7 +160,8 @@ class _Split:
                 came_s = self.arrived.get((*op.key[:2], partner))
                 if came_s is not None and came_s > last_s:
                     last_s, who = came_s, partner
-        last_s = min(last_s, end_s)
+        # Nobody waits beyond the end: what ended before a partner came did without it.
+        last_s = begin_s if last_s > end_s + self.error_s else min(last_s, end_s)
         op = self.ops[numbers[-1]]
         axis = axis_of(self.layout, op.ranks)
         of = self.comms[axis, op.kind]

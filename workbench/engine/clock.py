@@ -168,10 +168,6 @@ class Clock:
         if self._is_on:
             self._marks.append((self._stamp(), *before))
 
-    def tick(self) -> None:
-        """Set a mark within the state, for `since_last_mark`."""
-        self.back(self._now)
-
     @contextmanager
     def during(self, kind: str, detail: Any = None) -> Iterator[None]:
         """In this state inside, in the one before afterwards."""
