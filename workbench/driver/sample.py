@@ -87,7 +87,8 @@ def joined(told: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
         rows.append(_row(rank, one, shift_s, split))
     for rank, of in enumerate(ops):
         _count(rank, of, arrived, layout, comms)
-    wall_ms = max(row["wall_ms"] for row in rows)
+    # From the first rank's begin to the last rank's end.
+    wall_ms = max((row["spans"][-1][2] for row in rows if row["spans"]), default=0.0)
     return {
         "step": told[0]["step"],
         "layout": str(layout),

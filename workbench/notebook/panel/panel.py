@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from IPython.core.getipython import get_ipython
 from IPython.display import display, update_display
 
 from workbench.errors import InputError, WorkbenchError
@@ -77,7 +78,8 @@ class Panel:
         self._sampled: object = self
         self._sample_due_s = 0.0
         self._shown = False
-        self._kept: tuple[str, int] = ("", 0)
+        self._worth: tuple[str, int] = ("", 0)
+        self._kept = -1
         self._asked = 0
         self._board = Board(page={"texts": self._texts, "big": big}, beat=time.time())
         self._board.hear_at_once()
@@ -99,21 +101,24 @@ class Panel:
                 self._board.on_msg(self._heard, remove=True)
                 self._board.close()
 
-    def tick(self) -> None:
-        """Answer the page and send what changed. Only the pump calls this once it is shown."""
+    def tick(self, *, keep: bool = False) -> None:
+        """Answer the page and send what changed. Only the pump calls this once it is shown.
+
+        keep: bring the still picture up to date as well, which otherwise follows states alone.
+        """
         with self._lock:
             if self.closed:
                 return
             with self._board.hold_sync():
                 self._answer()
-                self._redraw()
+                self._redraw(keep=keep)
                 if time.time() - self._board.beat >= BEAT_S:
                     self._board.beat = time.time()
 
-    def _redraw(self) -> None:
+    def _redraw(self, *, keep: bool) -> None:
         # The version is read first: a change between the two reads is drawn once more, never lost.
         version = self.run.version
-        if version == self._drawn:
+        if version == self._drawn and not (keep and version != self._kept):
             return
         snapshot = self.run.snapshot()
         # Equal ones are not sent again.
@@ -121,8 +126,8 @@ class Panel:
         self._resample(snapshot)
         self._board.frame = frame(snapshot)
         self._drawn = version
-        if (kept := _worth_keeping(snapshot)) != self._kept:
-            self._kept = kept
+        if (worth := _worth_keeping(snapshot)) != self._worth or keep:
+            self._worth, self._kept = worth, version
             self._keep(snapshot)
 
     def _resample(self, snapshot: Mapping[str, Any]) -> None:
@@ -201,10 +206,22 @@ class Panel:
         snapshot = self.run.snapshot()
         display({"text/plain": as_text(snapshot), **self._view()}, raw=True)
         self._shown = True
+        _settle_after_cells()
         display(self._picture(snapshot), raw=True, display_id=self._display_id)
 
     def __repr__(self) -> str:
         return as_text(self.run.snapshot())
+
+
+def _settle_after_cells() -> None:
+    """From now on a cell of this shell ends with its panels up to date."""
+    shell = get_ipython()
+    if shell is not None and _settle not in shell.events.callbacks["post_run_cell"]:
+        shell.events.register("post_run_cell", _settle)
+
+
+def _settle(*_: object) -> None:
+    PUMP.settle()
 
 
 def _worth_keeping(snapshot: Mapping[str, Any]) -> tuple[str, int]:

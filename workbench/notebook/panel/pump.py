@@ -13,14 +13,16 @@ import time
 from typing import Protocol
 
 PERIOD_S = 0.2
+# How long the end of a cell may wait for the panels.
+SETTLE_S = 1.0
 log = logging.getLogger(__name__)
 
 
 class Shown(Protocol):
     """Something that is brought up to date on the pump's thread."""
 
-    def tick(self) -> None:
-        """Write what has changed since the last call."""
+    def tick(self, *, keep: bool = False) -> None:
+        """Write what has changed since the last call; keep: for a reader without a kernel too."""
 
 
 class Pump:
@@ -29,7 +31,8 @@ class Pump:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._shown: list[Shown] = []
-        self._urgent = False
+        self._urgent = self._keeps = False
+        self._kept = 0  # how often what was to be kept was kept
         self._failing: set[int] = set()
         self._thread: threading.Thread | None = None
 
@@ -57,6 +60,18 @@ class Pump:
         with self._changed:
             self._wake()
 
+    def settle(self) -> None:
+        """Bring everything up to date and keep it so; returns once it is, or SETTLE_S later.
+
+        At the end of a cell: whoever runs a notebook may end the kernel right after the last one.
+        """
+        with self._changed:
+            if self._thread is None or self._thread is threading.current_thread():
+                return
+            kept, self._keeps = self._kept, True
+            self._wake()
+            self._changed.wait_for(lambda: self._thread is None or self._kept > kept, SETTLE_S)
+
     def _wake(self) -> None:
         self._urgent = True
         self._changed.notify_all()
@@ -68,17 +83,20 @@ class Pump:
                     self._thread = None
                     return
                 shown = list(self._shown)
-                self._urgent = False
+                keep, self._urgent, self._keeps = self._keeps, False, False
             for one in shown:
-                self._tick(one)
+                self._tick(one, keep=keep)
             due_s = time.monotonic() + PERIOD_S
             with self._changed:
+                if keep:
+                    self._kept += 1
+                    self._changed.notify_all()
                 while self._shown and not self._urgent and (left_s := due_s - time.monotonic()) > 0:
                     self._changed.wait(left_s)
 
-    def _tick(self, shown: Shown) -> None:
+    def _tick(self, shown: Shown, *, keep: bool) -> None:
         try:
-            shown.tick()
+            shown.tick(keep=keep)
         except Exception:  # one panel's fault must not stop the others; it is tried again
             if id(shown) not in self._failing:
                 log.warning("A panel could not be brought up to date.", exc_info=True)

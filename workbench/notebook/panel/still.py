@@ -69,14 +69,14 @@ def as_html(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     """One self-contained element: numbers, two curves, bars by rank, checkpoints."""
     curve = snapshot["curve"] or {}
     steps, losses, rates = (curve.get(key) or [] for key in ("step", "loss", "rate"))
-    marks = snapshot.get("marks") or ()
+    marks, none = snapshot.get("marks") or (), texts["no_steps"]
     parts = [
         _numbers(snapshot, texts),
         '<div style="display:flex;flex-wrap:wrap;gap:12px 24px">',
-        _figure(texts["loss_title"], _line(steps, losses, BLUE, zero=False, marks=marks)),
+        _figure(texts["loss_title"], _line(steps, losses, BLUE, zero=False, marks=marks, why=none)),
         _figure(
             f"{texts['rate_title']} ({_unit(snapshot, texts)})",
-            _line(steps, rates, GREEN, zero=True, marks=marks),
+            _line(steps, rates, GREEN, zero=True, marks=marks, why=none),
         ),
         _figure(texts["time_title"], _bars(snapshot["by_rank"] or [], texts)),
         "</div>",
@@ -137,13 +137,14 @@ def _line(
     *,
     zero: bool,
     marks: Sequence[Mapping[str, Any]],
+    why: str,
 ) -> str:
     pairs = list(zip(steps, values, strict=False))
     every = max(1, -(-len(pairs) // POINTS))
     pairs = [*pairs[:-1:every], *pairs[-1:]]
     known = [(x, y) for x, y in pairs if y is not None]
     if not known:
-        return _empty()
+        return _empty(why)
     first, last = known[0][0], max(known[-1][0], known[0][0] + 1)
     low = 0.0 if zero else min(y for _, y in known)
     high = max(y for _, y in known)
@@ -201,7 +202,7 @@ def _bars(by_rank: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str
     parts = PLAIN if any(row.get("wire_ms") is None for row in by_rank) else PARTS
     totals = [sum(row[f"{part}_ms"] or 0 for part in parts) for row in by_rank]
     if not totals or max(totals) <= 0:
-        return _empty()
+        return _empty(texts["no_times"])
     top = TOP + 18  # two lines of legend
     bottom, room = HEIGHT - BOTTOM, WIDTH - LEFT - 8
     down, pitch = (bottom - top - 4) / max(totals), room / len(by_rank)
@@ -272,8 +273,9 @@ def _legend(parts: Sequence[tuple[str, str]], room: int = WIDTH) -> str:
     return "".join(out)
 
 
-def _empty() -> str:
-    return f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle" opacity=".6">-</text>'
+def _empty(why: str) -> str:
+    place = f'x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle"'
+    return f'<text {place} opacity=".7">{escape(why)}</text>'
 
 
 def _checkpoints(saved: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ TEXTS = {
     "finished": "Finished",
     "stopped": "Stopped",
     "failed": "Failed",
-    "gone": "Gone",
+    "gone": "Ended",
     # numbers
     "step": "step",
     "loss": "loss",
@@ -78,7 +78,7 @@ TEXTS = {
     "rank": "rank",
     "sent": "sent per step",
     "no_steps": "The curve starts with the first step.",
-    "no_times": "Measured with the first steps.",
+    "no_times": "Measured with the first steps under a layout.",
     "grouped": "each column the mean of {of} ranks",
     # the timeline
     "timeline_title": "Timeline",

@@ -10,7 +10,7 @@ TEXTS = {
     "finished": "已完成",
     "stopped": "已停止",
     "failed": "出错",
-    "gone": "已断开",
+    "gone": "已结束",
     # numbers
     "step": "步",
     "loss": "损失",
@@ -80,7 +80,7 @@ TEXTS = {
     "rank": "进程",
     "sent": "每步发送",
     "no_steps": "曲线从第一步开始。",
-    "no_times": "随最初几步测得。",
+    "no_times": "在该布局下运行最初几步后测得。",
     "grouped": "每列是 {of} 个进程的平均",
     # the timeline
     "timeline_title": "时间线",
