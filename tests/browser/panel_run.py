@@ -141,15 +141,17 @@ class StandIn:
         future.set_result(None)
         return future
 
-    def train(self, period_s: float = 0.05) -> None:
-        """Advance in a thread while running, until `end`."""
+    def train(self, period_s: float = 0.05) -> threading.Thread:
+        """Advance in a thread while running, until `end` -> the thread."""
 
         def work() -> None:
             while not self._end.wait(period_s):
                 if self._state["state"] == "running":
                     self.advance(1)
 
-        threading.Thread(target=work, daemon=True).start()
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
 
     def end(self) -> None:
         """End the thread of `train`."""
