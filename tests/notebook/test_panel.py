@@ -18,8 +18,11 @@ from workbench.notebook.panel import Panel
 from workbench.notebook.panel.board import Board, on_request, plotly_js
 from workbench.notebook.panel.frame import PARTS, frame, lists, sample
 from workbench.notebook.panel.still import as_html, as_text
-from workbench.notebook.panel.texts import en, zh
+from workbench.notebook.panel.texts import Language, en, zh
 from workbench.spec import formats
+from workbench.spec.events import EVENTS, happened
+from workbench.spec.layout import parse_layout
+from workbench.spec.strategy import short_name
 
 ESM_LIMIT_BYTES = 12 * 1024
 WAIT_S = 10
@@ -222,6 +225,28 @@ def test_chinese_says_all_that_english_says():
         rest = re.sub(r"\{\w*\}|\b(?:CPU|GPU|MFU|MB|ms)\b", "", text)
         assert not re.search("[A-Za-z]", rest), key
         assert text
+
+
+def test_chinese_says_all_that_happens():
+    assert list(zh.EVENTS) == list(EVENTS)
+    for name, text in zh.EVENTS.items():
+        names = re.findall(r"\{\w+\}", EVENTS[name][1])
+        assert sorted(re.findall(r"\{\w+\}", text)) == sorted(names), name
+    short = {short_name(parse_layout(text)) for text in ("dp2", "fsdp2", "pp2", "tp2", "dp1")}
+    assert short <= set(zh.MARKS)
+
+
+def test_events_and_marks_are_said_in_the_language_of_the_panel():
+    switched = {"strategy": "pipeline", "layout": "pp2", "step": 7, "took_ms": 9, "moved": "1 MB"}
+    events = [happened("switched", switched), {"kind": "error", "text": "free text"}]
+    marks = [{"step": 7, "label": "saved"}, {"step": 9, "label": "else"}]
+    said = Language("zh").said({"events": events, "marks": marks, "step": 9})
+    shown = {**events[0]["values"], "strategy": zh.TEXTS["strategy_pipeline"]}
+    assert said["events"][0]["text"] == zh.EVENTS["switched"].format(**shown)
+    assert said["events"][1]["text"] == "free text"
+    assert [mark["label"] for mark in said["marks"]] == [zh.MARKS["saved"], "else"]
+    same = Language("en").said({"events": events, "marks": marks, "step": 9})
+    assert same["events"][0]["text"].startswith("pipeline (pp2) from step 7 on, in 9 ms")
 
 
 def test_the_picture_speaks_the_language_of_the_panel(run):

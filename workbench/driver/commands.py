@@ -42,7 +42,7 @@ def hold(run: Run, begun: Future, over: threading.Event) -> None:
 def pause(run: Run) -> int:
     """Stop feeding -> the step."""
     run.set_state("paused")
-    run.tell("info", f"paused after step {run.step_now:,}")
+    run.happened("paused", step=run.step_now)
     return run.step_now
 
 
@@ -53,7 +53,7 @@ def resume(run: Run, steps: int | None = None) -> int:
     if steps is not None or run.step_now >= run.goal:
         run.goal = run.step_now + (steps or MORE_STEPS)
     run.set_state("running")
-    run.tell("info", f"goes on from step {run.step_now:,} to {run.goal:,}")
+    run.happened("resumed", step=run.step_now, goal=run.goal)
     return run.step_now
 
 
@@ -87,7 +87,7 @@ def profile(run: Run, path: str | Path, *, force: bool = False) -> Path:
     run.feeder.reset(run.step_now)
     run.goal = max(run.goal, run.step_now)
     merged = trace.merged(run.history.samples[-1], profiles)
-    run.tell("info", f"step {run.step_now:,} was taken under torch.profiler")
+    run.happened("profiled", step=run.step_now)
     return trace.write(merged, path, force=force)
 
 
@@ -95,7 +95,7 @@ def stop(run: Run) -> int:
     """End the training, keeping its state -> the step."""
     measure(run)
     run.set_state("stopped")
-    run.tell("info", f"stopped after step {run.step_now:,}")
+    run.happened("stopped", step=run.step_now)
     return run.step_now
 
 
@@ -112,7 +112,7 @@ def save(run: Run, name: str | None = None) -> str:
     saved = run.engines.together("save", root, wanted, name is None, meta)[0]
     run.num_saves += 1
     run.saved = run.checkpoints()
-    run.tell("save", f"saved {saved} at step {run.step_now:,}")
+    run.happened("saved", name=saved, step=run.step_now)
     run.marks.append({"step": run.step_now, "label": "saved"})
     return saved
 
@@ -130,7 +130,7 @@ def restore(run: Run, what: str | int = "last") -> int:
         run.event_file.rewind(run.step_now)
     if run.state in ("failed", "finished", "stopped"):
         run.set_state("paused")
-    run.tell("save", f"restored {path.name} (step {run.step_now:,}, written as {meta['layout']})")
+    run.happened("restored", name=path.name, step=run.step_now, layout=meta["layout"])
     return run.step_now
 
 
@@ -144,7 +144,7 @@ def switch(
     """
     layout = wanted(run, strategy, ranks, options)
     if layout == run.layout:
-        run.tell("info", f"already {strategy_of(layout)} ({layout})")
+        run.happened("already", strategy=strategy_of(layout), layout=layout)
         return run.step_now
     if why := why_not(layout, run.limits, run.engines.num_ranks):
         raise LayoutError(why)
@@ -153,7 +153,6 @@ def switch(
     took_s = time.perf_counter() - began_s
     run.lay_out(layout, replies)
     moved_bytes = sum(reply["sent_bytes"] for reply in replies)
-    name = strategy_of(layout)
     run.marks.append(
         {
             "step": run.step_now,
@@ -167,11 +166,10 @@ def switch(
         if note not in run.about["notes"]:
             run.about["notes"].append(note)
             run.tell("warning", note)
-    run.tell(
-        "switch",
-        f"{name} ({layout}) from step {run.step_now:,} on, in {1e3 * took_s:.0f} ms, "
-        f"{size(moved_bytes)} moved between ranks",
-    )
+    run.happened(
+        "switched", strategy=strategy_of(layout), layout=layout, step=run.step_now,
+        took_ms=round(1e3 * took_s), moved=size(moved_bytes),
+    )  # fmt: skip
     return run.step_now
 
 
@@ -217,7 +215,7 @@ def measure(run: Run) -> None:
         run.metrics_step = run.step_now
         run.note_events()
         text = ", ".join(f"{key} {value:.4g}" for key, value in run.metrics.items())
-        run.tell("info", f"step {run.step_now:,}: {text}")
+        run.happened("measured", step=run.step_now, metrics=text)
 
 
 def counted(ranks: int | None, there_are: int) -> int:

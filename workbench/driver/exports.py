@@ -22,7 +22,7 @@ def write(run: Run, path: str | Path, *, force: bool = False) -> Path:
     about = {"run": run.name, "step": run.step_now, "steps": run.goal, "file": target.name}
     text = run.engines.call("export", about, run.about["cell"], ranks=[0])[0]
     files.written(target, lambda partial: partial.write_text(text, encoding="utf-8"), force=force)
-    run.tell("info", f"exported {run.layout} as {target.name}")
+    run.happened("exported", layout=run.layout, file=target.name)
     return target
 
 

@@ -23,6 +23,7 @@ from workbench.driver.readings import Readings
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
 from workbench.errors import RunError, TrainingLostError, WorkbenchError
 from workbench.spec.choices import choices
+from workbench.spec.events import happened
 from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits
 from workbench.spec.near import unknown
@@ -88,7 +89,8 @@ class Run(Readings):
         self.state = "running" if running and self.goal else "paused"
         for note in self.about["notes"]:
             self.tell("warning", note)
-        self.tell("info", f"{self.name}: {self.about['parameters']:,} parameters, {self.layout}")
+        parameters = self.about["parameters"]
+        self.happened("built", run=self.name, parameters=parameters, layout=self.layout)
         self._thread.start()
 
     def lay_out(self, layout: Layout, replies: list[dict[str, Any]]) -> None:
@@ -340,7 +342,7 @@ class Run(Readings):
             self._save_by_itself()
         if ending and self.step_now >= self.goal and not self.feeder.in_flight:
             commands.measure(self)
-            self.tell("info", f"finished with step {self.step_now:,}")
+            self.happened("finished", step=self.step_now)
             self.set_state("finished")
         self._bump()
 
@@ -380,11 +382,15 @@ class Run(Readings):
         self._bump()
 
     def tell(self, kind: str, text: str) -> None:
-        """Add to the list of events."""
-        self.events = [
-            *self.events[1 - NUM_EVENTS :],
-            {"time_s": time.time(), "kind": kind, "text": text},
-        ]
+        """Add what somebody says to the list of events."""
+        self._add({"time_s": time.time(), "kind": kind, "text": text})
+
+    def happened(self, what: str, **values: Any) -> None:
+        """Add one of spec.events to the list of events."""
+        self._add(happened(what, values))
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self.events = [*self.events[1 - NUM_EVENTS :], event]
         self._bump()
 
     def _bump(self) -> None:

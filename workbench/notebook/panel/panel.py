@@ -5,8 +5,6 @@ It holds nothing of its own: closing it, or opening five, changes nothing about 
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import queue
 import threading
 import time
@@ -18,14 +16,13 @@ from typing import Any, Protocol
 from IPython.core.getipython import get_ipython
 from IPython.display import display, update_display
 
-from workbench.errors import InputError, WorkbenchError
-from workbench.notebook.panel import texts as languages
+from workbench.errors import WorkbenchError
 from workbench.notebook.panel.board import Board, on_request, plotly_js
 from workbench.notebook.panel.frame import frame, lists, sample
 from workbench.notebook.panel.many import MOST
 from workbench.notebook.panel.pump import PUMP
 from workbench.notebook.panel.still import as_html, as_text
-from workbench.spec.near import unknown
+from workbench.notebook.panel.texts import Language
 
 BEAT_S = 1.0
 # Between two pictures of a step with more ranks than anybody can follow.
@@ -70,7 +67,8 @@ class Panel:
 
     def __init__(self, run: Watched, *, big: bool = False, lang: str = "en") -> None:
         self.run = run
-        self._texts = _texts(lang)
+        self._language = Language(lang)
+        self._texts = self._language.texts
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._display_id = uuid.uuid4().hex
@@ -97,7 +95,7 @@ class Panel:
         PUMP.remove(self)
         with self._lock:
             if not self.closed:
-                self._keep(self.run.snapshot())
+                self._keep(self._snapshot())
                 self._board.on_msg(self._heard, remove=True)
                 self._board.close()
 
@@ -120,7 +118,7 @@ class Panel:
         version = self.run.version
         if version == self._drawn and not (keep and version != self._kept):
             return
-        snapshot = self.run.snapshot()
+        snapshot = self._snapshot()
         # Equal ones are not sent again.
         self._board.lists = lists(snapshot)
         self._resample(snapshot)
@@ -196,14 +194,17 @@ class Panel:
     def _picture(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
         return {"text/html": as_html(snapshot, self._texts)}
 
+    def _snapshot(self) -> dict[str, Any]:
+        return self._language.said(self.run.snapshot())
+
     def _repr_mimebundle_(self, **_kwargs: Any) -> dict[str, Any]:
-        snapshot = self.run.snapshot()
+        snapshot = self._snapshot()
         return {"text/plain": as_text(snapshot), **self._picture(snapshot), **self._view()}
 
     def _ipython_display_(self) -> None:
         # Two outputs: JupyterLab shows no other form of a widget whose model is gone, and the
         # picture can be brought up to date without touching the live view. Only one is seen.
-        snapshot = self.run.snapshot()
+        snapshot = self._snapshot()
         display({"text/plain": as_text(snapshot), **self._view()}, raw=True)
         self._shown = True
         _settle_after_cells()
@@ -226,13 +227,6 @@ def _settle(*_: object) -> None:
 
 def _worth_keeping(snapshot: Mapping[str, Any]) -> tuple[str, int]:
     return snapshot["state"], len(snapshot["checkpoints"])
-
-
-def _texts(lang: str) -> dict[str, str]:
-    known = [module.name for module in pkgutil.iter_modules(languages.__path__)]
-    if lang not in known:
-        raise InputError(unknown("language", lang, known))
-    return importlib.import_module(f"{languages.__name__}.{lang}").TEXTS
 
 
 def _refusal(verb: str, error: BaseException) -> dict[str, str]:

@@ -163,3 +163,29 @@ TEXTS = {
     "如果一直如此，请重新运行该单元格。显示的数字是旧的。",
     "snapshot": "静态图。重新运行该单元格可得到实时面板。",
 }
+
+EVENTS = {
+    "built": "{run}：{parameters} 个参数，{layout}",
+    "paused": "在第 {step} 步后暂停",
+    "resumed": "从第 {step} 步继续，到第 {goal} 步",
+    "stopped": "在第 {step} 步后停止",
+    "finished": "在第 {step} 步完成",
+    "measured": "第 {step} 步：{metrics}",
+    "profiled": "第 {step} 步由 torch.profiler 记录",
+    "exported": "已将 {layout} 导出为 {file}",
+    "saved": "已在第 {step} 步保存 {name}",
+    "restored": "已恢复 {name}（第 {step} 步，保存时为 {layout}）",
+    "already": "已经是{strategy}（{layout}）",
+    "switched": "自第 {step} 步起为{strategy}（{layout}），用时 {took_ms} ms，移动 {moved}",
+}
+MARKS = {
+    "saved": "保存",
+    "restored": "恢复",
+    "data": "数据",
+    "shards": "分片",
+    "layers": "按层",
+    "tensor": "张量",
+    "pipeline": "流水线",
+    "hybrid": "混合",
+    "none": "单进程",
+}

@@ -1,0 +1,36 @@
+"""Events: what happens to a run, by a name that a panel can say in another language."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+# Name -> (kind, English text). What an error, a warning or a note says is free text and has none.
+EVENTS: dict[str, tuple[str, str]] = {
+    "built": ("info", "{run}: {parameters} parameters, {layout}"),
+    "paused": ("info", "paused after step {step}"),
+    "resumed": ("info", "goes on from step {step} to {goal}"),
+    "stopped": ("info", "stopped after step {step}"),
+    "finished": ("info", "finished with step {step}"),
+    "measured": ("info", "step {step}: {metrics}"),
+    "profiled": ("info", "step {step} was taken under torch.profiler"),
+    "exported": ("info", "exported {layout} as {file}"),
+    "saved": ("save", "saved {name} at step {step}"),
+    "restored": ("save", "restored {name} (step {step}, written as {layout})"),
+    "already": ("info", "already {strategy} ({layout})"),
+    "switched": (
+        "switch",
+        "{strategy} ({layout}) from step {step} on, in {took_ms} ms, {moved} moved between ranks",
+    ),
+}
+
+
+def happened(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The event of that name as plain values: {"time_s", "kind", "text", "name", "values"}.
+
+    Whole numbers are shown with separators of thousands.
+    """
+    kind, text = EVENTS[name]
+    shown = {key: f"{of:,}" if isinstance(of, int) else str(of) for key, of in values.items()}
+    told = {"kind": kind, "text": text.format(**shown), "name": name, "values": shown}
+    return {"time_s": time.time(), **told}
