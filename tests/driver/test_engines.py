@@ -154,6 +154,15 @@ def test_fifty_rebuilds_of_the_world_leave_nothing(clusters):
         engines.stop()
 
 
+def test_answered_requests_leave_nothing_with_the_client(clusters):
+    engines = clusters(n=2)
+    for _ in range(20):
+        engines.call("is_broken")
+    client = engines._mail._client
+    for name in ("results", "metadata", "history", "outstanding", "_futures", "_output_futures"):
+        assert not getattr(client, name), name
+
+
 def test_a_collective_that_hangs_is_freed_and_variables_stay(clusters):
     engines = clusters(2)
     silent = {"out": io.StringIO()}

@@ -44,8 +44,8 @@ def test_the_client_has_the_names_that_mail_uses():
     parameters = inspect.signature(client.send_apply_request).parameters
     assert {"socket", "f", "args", "ident", "metadata"} <= set(parameters)
     source = inspect.getsource(client)
-    for name in ("_engines = ", "_mux_stream = ", "_iopub_socket = ", "history = "):
-        assert name in source, name
+    for name in ("_engines", "_mux_stream", "_iopub_socket", "history", "_output_futures"):
+        assert f"{name} = " in source, name
 
 
 def test_importing_all_of_it_leaves_one_thread():

@@ -53,6 +53,10 @@ class Mail:
         )
         assert future is not None
         client.history.clear()  # it would grow for ever
+        # Reply, metadata and futures are kept until the engine says that it is idle, which it
+        # is asked not to say.
+        output = client._output_futures[future.msg_id]
+        future.add_done_callback(lambda _: None if output.done() else output.set_result(None))
         return future
 
     def close(self) -> None:
