@@ -13,7 +13,8 @@ import pytest
 
 from workbench.driver import frame
 from workbench.driver.history import History
-from workbench.errors import InputError
+from workbench.errors import InputError, RunError
+from workbench.spec.records import COLUMNS
 
 WALL_S = 0.010
 
@@ -129,10 +130,37 @@ def test_a_rank_that_told_nothing_whole_has_no_rows(directory):
 
 
 @pytest.mark.parametrize("by_rank", [False, True])
-def test_a_run_without_steps_is_an_empty_table(directory, tmp_path, by_rank):
+def test_a_run_without_steps_is_an_empty_table_with_the_same_columns(directory, tmp_path, by_rank):
     found = frame.table(History(), directory, by_rank=by_rank)
     assert found["step"].tolist() == []
-    assert frame.write(found, tmp_path / "x.csv").read_text().startswith("step,")
+    assert frame.write(found, tmp_path / "x.csv").read_text() == ",".join(found) + "\n"
+    line = {"time_s": 100.0, "rank": 0, "first": 1, "step": 1, "columns": {}}
+    line["columns"] = {name: [0.5] for name in COLUMNS}
+    (directory / "journal" / "rank0.jsonl").write_text(json.dumps(line) + "\n")
+    after = frame.table(history([1]), directory, by_rank=by_rank)
+    assert list(found) == list(after)
+    assert [column.dtype for column in found.values()] == [c.dtype for c in after.values()]
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+@pytest.mark.parametrize("left", ["nothing", "a folder", "a file cut short", "a file of others"])
+def test_steps_without_a_journal_are_no_empty_table(tmp_path, by_rank, left):
+    folder = tmp_path / "journal"
+    if left != "nothing":
+        folder.mkdir()
+    if left == "a file cut short":
+        (folder / "rank0.jsonl").write_text('{"time_s": 1')
+    if left == "a file of others":
+        (folder / "rank0 (copy).jsonl").write_text("{}")
+    with pytest.raises(RunError, match=r"No rank's journal can be read in .*journal"):
+        frame.table(history([1, 2]), tmp_path, by_rank=by_rank)
+
+
+def test_a_journal_that_cannot_be_opened_is_named(directory):
+    tell(directory, 0, [1], 100.0)
+    (directory / "journal" / "rank1.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"rank1\.jsonl cannot be read: Is a directory"):
+        frame.table(history([1]), directory)
 
 
 def test_a_csv_gives_every_number_back_exactly(directory, tmp_path):
@@ -178,7 +206,44 @@ def test_what_is_missing_is_named_with_what_to_type(directory, monkeypatch):
         frame.write({}, "steps.parquet")
 
 
+NO_NAMES = {
+    "none": (None, "None names no file. Name one that ends in .csv or .parquet."),
+    "a number": (5, "5 names no file. Name one that ends in .csv or .parquet."),
+    "bytes": (b"a.csv", "b'a.csv' names no file. Name one that ends in .csv or .parquet."),
+    "empty": ("", "'' names no file. Name one that ends in .csv or .parquet."),
+    "an ending": (".csv", ".csv: name a file that ends in .csv or .parquet."),
+    "a null character": ("a\0.csv", "'a\\x00.csv' names no file: it has a null character."),
+    "two lines": ("a\n.txt", "'a\\n.txt': name a file that ends in .csv or .parquet."),
+}
+
+
+@pytest.mark.parametrize("what", NO_NAMES)
+def test_what_names_no_file_is_told_in_one_sentence(what):
+    path, says = NO_NAMES[what]
+    with pytest.raises(InputError) as caught:
+        frame.write({}, path)
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize("end", ["", ".csv", "/a.csv"])
+def test_a_long_name_is_cut(end):
+    with pytest.raises(InputError) as caught:
+        frame.write({"step": np.arange(1)}, "x" * 300 + end)
+    assert "xxx...xxx" in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_folder_that_is_not_there_is_named_as_it_was_typed(tmp_path):
+    with pytest.raises(InputError) as caught:
+        frame.write({}, "nowhere/a.csv")
+    where = f"nowhere ({tmp_path / 'nowhere'})"
+    assert str(caught.value) == f"There is no folder {where}. Make it, or name another file."
+    with pytest.raises(InputError, match=f"There is no folder {tmp_path / 'no'}. Make"):
+        frame.write({}, tmp_path / "no" / "a.csv")
+
+
 def test_a_file_is_never_overwritten_unasked_nor_left_half(directory, tmp_path):
+    tell(directory, 0, [1], 100.0)
     found = frame.table(history([1]), directory)
     frame.write(found, "a.csv")
     with pytest.raises(InputError, match=r"a\.csv is there already\. --force"):

@@ -215,3 +215,17 @@ def test_the_file_is_json_packed_where_its_name_says_so():
     with pytest.raises(InputError, match="is there already"):
         trace.write(made, "a.json")
     trace.write(trace.chrome_trace([]), "a.json", force=True)
+
+
+@pytest.mark.parametrize("name", ["a", "a.txt", "a.CSV", "a.gz", "a.json.zip", ".json"])
+def test_a_name_of_another_kind_is_refused(tmp_path, name):
+    with pytest.raises(InputError, match=rf"{name}: name a file that ends in \.json or \.json\.gz"):
+        trace.write(trace.chrome_trace([]), name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", [None, 5, b"a.json", ""])
+def test_what_names_no_file_is_told_in_one_sentence(path):
+    with pytest.raises(InputError) as caught:
+        trace.write(trace.chrome_trace([]), path)
+    assert str(caught.value) == f"{path!r} names no file. Name one that ends in .json or .json.gz."

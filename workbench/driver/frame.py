@@ -7,6 +7,7 @@ asked for where it is needed, and a CSV needs neither.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 import json
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.driver.files import written
-from workbench.errors import InputError
+from workbench.driver import files
+from workbench.errors import InputError, RunError
+from workbench.spec.records import COLUMNS
 
 if TYPE_CHECKING:
     from workbench.driver.history import History
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 Table = dict[str, np.ndarray]
 # What a rank tells of a step besides its parts, which are times, `<part>_s`.
 LOSS, WALL, SENT = "loss", "wall_s", "sent_bytes"
+CSV, PARQUET = ENDINGS = ".csv", ".parquet"
 
 
 def table(history: History, directory: str | Path, *, by_rank: bool = False) -> Table:
@@ -37,9 +40,17 @@ def table(history: History, directory: str | Path, *, by_rank: bool = False) -> 
 
     After a restore steps are taken again. Each is in the table once, as it was taken last; those
     after the restored one are gone, as they are from the curve. The journals keep them all.
+
+    Raises RunError where there are steps and no journal.
     """
     ranks = read(directory)
     steps = np.array(history.steps, np.int64)
+    if not ranks and len(steps):
+        raise RunError(
+            f"No rank's journal can be read in {Path(directory, 'journal')}, so times and bytes of "
+            f"the {len(steps):,} steps are not known. run.history has their loss and rate."
+        )
+    ranks = ranks or [(0, _untold())]
     if by_rank:
         return _by_step_and_rank(steps, ranks)
     columns: Table = {"step": steps, LOSS: np.array(history.loss, np.float64)}
@@ -59,15 +70,12 @@ def write(columns: Table, path: str | Path, *, force: bool = False) -> Path:
 
     In a CSV numbers have all their digits, and what is not known is empty; in Parquet it is null.
     """
-    kind = Path(path).suffix.lower()
-    if kind == ".csv":
-        return written(path, lambda partial: _write_csv(columns, partial), force=force)
-    if kind == ".parquet":
-        arrow = _library("pyarrow", "a CSV file needs nothing")
-        parquet = importlib.import_module("pyarrow.parquet")
-        whole = arrow.table({k: arrow.array(v, from_pandas=True) for k, v in columns.items()})
-        return written(path, lambda partial: parquet.write_table(whole, partial), force=force)
-    raise InputError(f"{path}: name a file that ends in .csv or .parquet.")
+    if files.ending(path, ENDINGS) == CSV:
+        return files.written(path, lambda partial: _write_csv(columns, partial), force=force)
+    arrow = _library("pyarrow", "a CSV file needs nothing")
+    parquet = importlib.import_module("pyarrow.parquet")
+    whole = arrow.table({k: arrow.array(v, from_pandas=True) for k, v in columns.items()})
+    return files.written(path, lambda partial: parquet.write_table(whole, partial), force=force)
 
 
 def read(directory: str | Path) -> list[tuple[int, Table]]:
@@ -75,8 +83,11 @@ def read(directory: str | Path) -> list[tuple[int, Table]]:
 
     A line cut short, whose process was killed, is left out. Rank 0 has work in every layout, so it
     tells when steps were taken again: what other ranks wrote of them before that is gone, too.
+
+    Raises RunError for a file that cannot be opened.
     """
-    paths = {int(p.stem[4:]): p for p in Path(directory, "journal").glob("rank*.jsonl")}
+    there = Path(directory, "journal").glob("rank*.jsonl")
+    paths = {int(path.stem[4:]): path for path in there if path.stem[4:].isdecimal()}
     found: list[tuple[int, Table]] = []
     again: tuple[np.ndarray, np.ndarray] | None = None
     for rank, path in sorted(paths.items()):
@@ -100,7 +111,7 @@ def _by_step_and_rank(steps: np.ndarray, ranks: list[tuple[int, Table]]) -> Tabl
     parts = [
         {"step": of["step"], "rank": np.full(len(of["step"]), rank), **of} for rank, of in ranks
     ]
-    columns = _stacked(parts) or {name: np.empty(0, np.int64) for name in ("step", "rank")}
+    columns = _stacked(parts)
     order = np.lexsort((columns["rank"], columns["step"]))
     chosen = order[np.isin(columns["step"][order], steps)]
     return {name: column[chosen] for name, column in columns.items()}
@@ -109,8 +120,6 @@ def _by_step_and_rank(steps: np.ndarray, ranks: list[tuple[int, Table]]) -> Tabl
 def _summed(steps: np.ndarray, ranks: list[tuple[int, Table]]) -> Table:
     """For each of the steps the mean of times over its ranks, and the sum of bytes."""
     told = _stacked([of for _, of in ranks])
-    if not told:
-        return {}
     keep = np.isin(told["step"], steps)
     told = {name: column[keep] for name, column in told.items()}
     at = np.searchsorted(steps, told["step"])
@@ -125,12 +134,15 @@ def _summed(steps: np.ndarray, ranks: list[tuple[int, Table]]) -> Table:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            try:
-                yield json.loads(text)
-            except ValueError:
-                continue  # cut short
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for text in file:
+                with contextlib.suppress(ValueError):  # cut short
+                    yield json.loads(text)
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read: {error.strerror}. run.history has loss and rate of the steps."
+        ) from None
 
 
 def _kept(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -175,6 +187,13 @@ def _in_ms(line: Mapping[str, Any]) -> Table:
         "written_s": np.full(num_steps, line["time_s"]),
         "since_s": np.full(num_steps, line["since_s"]),
     }
+
+
+def _untold() -> Table:
+    """The columns of a journal in which no step is."""
+    none = {"first": 1, "time_s": 0.0, "since_s": 0.0, "columns": {name: [] for name in COLUMNS}}
+    columns = _in_ms(none)
+    return {name: columns[name] for name in columns if name not in ("written_s", "since_s")}
 
 
 def _stacked(parts: list[Table]) -> Table:

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.driver.files import written
+from workbench.driver import files
 from workbench.errors import InputError
 from workbench.spec.records import MARKER
 
 Event = dict[str, Any]
+PLAIN, PACKED = ENDINGS = ".json", ".json.gz"
 COMPUTING, COMMUNICATION = "computing", "communication"
 # Perfetto takes a thread for the same as another of its number, and one of its process's number, or
 # 0, for the first of the process. So threads are numbered through all ranks, beyond the ranks.
@@ -70,14 +71,15 @@ def merged(sample: Mapping[str, Any], profiles: Mapping[int, Mapping[str, Any]])
 
 
 def write(trace: Mapping[str, Any], path: str | Path, *, force: bool = False) -> Path:
-    """Write what `chrome_trace` or `merged` gave, packed where the name ends in .gz -> its path.
+    """Write what `chrome_trace` or `merged` gave as .json or, packed, as .json.gz -> its path.
 
     Raises InputError where the file cannot be written.
     """
+    kind = files.ending(path, ENDINGS)
     data = json.dumps(trace, separators=(",", ":")).encode()
-    if Path(path).suffix == ".gz":
+    if kind == PACKED:
         data = gzip.compress(data, mtime=0)
-    return written(path, lambda partial: partial.write_bytes(data), force=force)
+    return files.written(path, lambda partial: partial.write_bytes(data), force=force)
 
 
 def _ns(value: float, unit_ns: float = 1e6) -> int:
