@@ -2,7 +2,8 @@
 
 Parameters, gradients and optimizer state follow from their sizes. Activations are what the forward
 passes keep for the backward ones: each tensor is counted when autograd saves it and until it is let
-go, its memory once, so that microbatches in flight and recomputation show.
+go, its memory once, so that microbatches in flight and recomputation show. What a block keeps when
+it runs again on the way back counts too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
+from torch.utils import checkpoint
 
 from workbench.engine.held import Held
 from workbench.engine.metered_group import payload_bytes
@@ -34,15 +36,50 @@ class Saved:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """A context for a step."""
-        with saved_tensors_hooks(self._pack, lambda kept: kept.tensor):
+        with saved_tensors_hooks(self._pack, lambda kept: kept.tensor), self._recomputations():
             yield
+
+    @contextmanager
+    def _recomputations(self) -> Iterator[None]:
+        """Counts what torch's checkpoint keeps on the way back, where its hooks hide it from ours.
+
+        Of nested hooks torch calls the innermost alone.
+        """
+        count, before = self._count, getattr(checkpoint, "_recomputation_hook", None)
+        if before is None:  # another torch: its steps go on, and a test tells of the figure
+            yield
+            return
+
+        class Counted(before):
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args)
+                keep = self.pack_hook
+
+                def pack(tensor: Tensor) -> Any:
+                    # What checkpoint keeps is this object, which it has no cause to detach again.
+                    kept = tensor.detach()
+                    count(tensor, kept)
+                    return keep(kept)
+
+                self.pack_hook = pack
+
+        checkpoint._recomputation_hook = Counted
+        try:
+            yield
+        finally:
+            checkpoint._recomputation_hook = before
 
     def _pack(self, tensor: Tensor) -> Any:
         kept = _Kept(tensor)
+        self._count(tensor, kept)
+        return kept
+
+    def _count(self, tensor: Tensor, keeper: object) -> None:
+        """Until the keeper goes the tensor's memory is kept; that of parameters is not counted."""
         if tensor.is_sparse or isinstance(tensor, nn.Parameter):
-            return kept
+            return
         if isinstance(tensor._base, nn.Parameter):
-            return kept
+            return
         storage = tensor.untyped_storage()
         key, num_bytes = storage._cdata, storage.nbytes()
         if key not in self._uses:
@@ -50,8 +87,7 @@ class Saved:
             self.now_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.now_bytes)
         self._uses[key] += 1
-        weakref.finalize(kept, self._let_go, key, num_bytes)
-        return kept
+        weakref.finalize(keeper, self._let_go, key, num_bytes)
 
     def _let_go(self, key: int, num_bytes: int) -> None:
         self._uses[key] -= 1
