@@ -35,14 +35,45 @@ class GroupSockets:
     """The connections that appeared while groups were made: those not in `before`."""
 
     def __init__(self, before: dict[int, str]) -> None:
-        self._sockets: list[socket.socket] = []
+        self._sockets: dict[str, socket.socket] = {}  # by inode
+        self._gone_bytes = 0
+        self._seen = before
         self.add(before)
+        self._peers = {_peer(one) for one in self._sockets.values()}
 
     def add(self, before: dict[int, str]) -> None:
         """Those of one more group."""
         for fd, inode in open_sockets().items():
-            if before.get(fd) != inode and (connection := _connection(fd)):
-                self._sockets.append(connection)
+            if before.get(fd) == inode or inode in self._sockets:
+                continue
+            if connection := _connection(fd):
+                self._sockets[inode] = connection
+        self._seen = open_sockets()
+
+    def look(self) -> None:
+        """Those of groups that others made, and no longer those of groups that are gone.
+
+        Whose they are is not known: what has been opened since, to where the other ranks are.
+        """
+        now = open_sockets()
+        if sys.platform == "linux":
+            inodes = list(now.values())
+            self._forget([i for i in self._sockets if inodes.count(i) < 2])  # one is ours
+        for fd, inode in now.items():
+            if self._seen.get(fd) == inode or inode in self._sockets:
+                continue
+            if connection := _connection(fd):
+                if _peer(connection) in self._peers:
+                    self._sockets[inode] = connection
+                else:
+                    connection.close()
+        self._seen = open_sockets()
+
+    def _forget(self, inodes: list[str]) -> None:
+        for inode in inodes:
+            connection = self._sockets.pop(inode)
+            self._gone_bytes += _bytes_sent(connection) or 0
+            connection.close()
 
     def __len__(self) -> int:
         return len(self._sockets)
@@ -51,18 +82,17 @@ class GroupSockets:
         """Bytes the kernel has sent over all connections so far; None where it does not count."""
         if sys.platform != "linux":
             return None
-        total = 0
-        size = TCP_INFO_BYTES_SENT + 8
-        for connection in self._sockets:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
-            if len(info) < size:
+        total = self._gone_bytes
+        for connection in self._sockets.values():
+            num_bytes = _bytes_sent(connection)
+            if num_bytes is None:
                 return None
-            total += struct.unpack_from("Q", info, TCP_INFO_BYTES_SENT)[0]
+            total += num_bytes
         return total
 
     def shut_down(self) -> None:
         """Free whoever waits in an operation over these connections, here and at the peers."""
-        for connection in self._sockets:
+        for connection in list(self._sockets.values()):
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -70,9 +100,25 @@ class GroupSockets:
 
     def close(self) -> None:
         """Let go of the descriptors held here; the group's own are its own."""
-        for connection in self._sockets:
+        for connection in self._sockets.values():
             connection.close()
-        self._sockets = []
+        self._sockets = {}
+
+
+def _bytes_sent(connection: socket.socket) -> int | None:
+    size = TCP_INFO_BYTES_SENT + 8
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+    if len(info) < size:
+        return None
+    return struct.unpack_from("Q", info, TCP_INFO_BYTES_SENT)[0]
+
+
+def _peer(connection: socket.socket) -> str:
+    """Address of the other end; "" where it has just gone."""
+    try:
+        return connection.getpeername()[0]
+    except OSError:
+        return ""
 
 
 def _connection(fd: int) -> socket.socket | None:

@@ -6,6 +6,7 @@ driver has them join the next attempt: the same store under a fresh prefix.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class World:
             raise StartError(f"{meeting.size} ranks summed their ones to {int(ones)}.")
         self.offset = measure(meeting.rank, meeting.size, self.device)
         self.sockets = GroupSockets(before)
+        self._num_groups = dist.get_pg_count()
         self._meshes: dict[tuple, DeviceMesh] = {}
 
     def mesh(self, layout: Layout) -> DeviceMesh:
@@ -81,18 +83,29 @@ class World:
         used = layout.used()
         key = tuple(used.items())
         if key not in self._meshes:
+            self._look()
             before = open_sockets()
             ranks = torch.arange(layout.world_size).reshape(tuple(used.values()))
             self._meshes[key] = DeviceMesh(self.device.type, ranks, mesh_dim_names=tuple(used))
             self.sockets.add(before)
+            self._num_groups = dist.get_pg_count()
         return self._meshes[key]
 
     def bytes_sent(self) -> int | None:
-        """Bytes sent over the group's own connections so far; None where nobody counts them."""
+        """Bytes sent over the groups' own connections so far; None where nobody counts them."""
+        self._look()
         return self.sockets.bytes_sent() if len(self.sockets) or self.size == 1 else None
+
+    def _look(self) -> None:
+        """Find the connections of groups that the user's code has made."""
+        if (num_groups := dist.get_pg_count()) != self._num_groups:
+            self._num_groups = num_groups
+            self.sockets.look()
 
     def free(self) -> None:
         """Make every operation that waits for a peer raise, here and at the peers."""
+        with contextlib.suppress(OSError):  # without descriptors left, those that are known
+            self._look()
         self.sockets.shut_down()
 
     def close(self) -> None:
