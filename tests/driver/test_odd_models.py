@@ -79,6 +79,43 @@ def test_what_a_model_checkpoints_itself_drops_the_same_again(train):
     assert found == pytest.approx(plain, rel=1e-5)
 
 
+SPLIT = {
+    "a frozen first stage": cell(
+        more="[p.requires_grad_(False) for p in self.layers[0].parameters()]"
+    ),
+    "views between stages": cell(call="layer(x).view(-1, 8)"),
+    "what no input leads to": cell(
+        more="self.other = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))",
+        call="layer(x) if layer is not self.layers[0] else layer(self.keep(x))",
+        out="self.head(x * self.others())",
+    ).replace(
+        "    def forward(self, x):\n        for layer",
+        """    def keep(self, x):
+        self.begin = x
+        return x
+
+    def others(self):
+        y, self.begin = self.begin, None
+        for layer in self.other:
+            y = torch.tanh(layer(y))
+        return y
+
+    def forward(self, x):
+        for layer""",
+    ),
+}
+
+
+@pytest.mark.parametrize("text", ["zbv", "zero-bubble", "dualpipev"])
+def test_a_backward_in_two_halves_loses_no_gradient(train, text):
+    layout = f"pp2, {text} x4"
+    for what, own in SPLIT.items():
+        plain = curve(train(own, strategy="none", batch=12), 4)
+        run = train(own, strategy="none", batch=12)
+        assert curve(run, 1, layout, 3) == pytest.approx(plain, rel=1e-5), what
+        assert curve(train(own, strategy=layout, batch=12), 4) == pytest.approx(plain, rel=1e-5)
+
+
 def test_a_mean_that_the_model_takes_needs_even_microbatches(train):
     how = {"out": "self.head(x), x.square().mean()"}
     how["loss"] = "F.mse_loss(output[0], target) + 0.01 * output[1]"
@@ -195,3 +232,34 @@ def test_arguments_of_another_kind_are_one_sentence_and_change_nothing(train, tm
             run.engines.train(**{"cell": cell(), "directory": tmp_path, **how})
     assert run.state == "paused"
     assert str(train(strategy="pp2, gpipe x2").layout) == "pp2, gpipe x2"
+
+
+@pytest.mark.parametrize("where", ["block", "loss"])
+def test_a_model_that_communicates_trains_where_all_ranks_run_it(train, where):
+    sums = "import torch.distributed as dist; dist.all_reduce(torch.ones(9))"
+    own = cell(block=sums)
+    if where == "loss":
+        own = cell(loss=USUAL["loss"]).replace(
+            "target): return", f"target):\n    {sums}\n    return"
+        )
+    expected = curve(train(cell(), batch=12), 4)
+    run = train(own, batch=12)
+    assert curve(run, 2, "fsdp2", 2) == pytest.approx(expected, rel=1e-5)
+    told = {(one["axis"], one["op"]): one["bytes"] for one in run.samples[-1]["comms"]}
+    assert max(told.values()) >= 36
+    if where == "block":
+        with pytest.raises(LayoutError, match="The model communicates by itself"):
+            run.switch("pp2")
+
+
+def test_a_folder_of_event_files_that_cannot_be_made_leaves_the_training_there_was(train, tmp_path):
+    run = train(batch=12)
+    first = list(curve(run, 2))
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "x", 5, ""):
+        with pytest.raises(InputError, match=r"event file|tensorboard="):
+            train(tensorboard=folder)
+    assert run.engines.run is run
+    assert curve(run, 2)[:2] == first
+    assert run.history.loss[-1] != pytest.approx(first[0], rel=0.01)  # not begun anew
+    assert {path.name for path in tmp_path.iterdir()} == {run.name, "file"}

@@ -121,3 +121,28 @@ def test_spans_too_short_to_be_seen_leave_no_gap():
 )
 def test_ranks_lie_along_an_axis(text, ranks, axis):
     assert axis_of(parse_layout(text), ranks) == axis
+
+
+def test_who_came_late_because_it_waited_is_not_named():
+    def rank(forward_s, gather, reduce):
+        gathered, reduced = 0.042 if 3 in gather else 0.011, 0.043
+        return _told(
+            0.0,
+            [
+                ("forward", 0, forward_s, (0, 0)),
+                ("comm", forward_s, gathered, [0]),
+                ("comm", gathered, reduced, [1]),
+            ],
+            [
+                ("all-gather", gather, None, 80, forward_s, gathered),
+                ("all-reduce", reduce, None, 80, gathered, reduced),
+            ],
+        )
+
+    # Rank 3 is 30 ms late; rank 2 waits for it, and then rank 0 for rank 2.
+    told = [
+        rank(0.010, [0, 1], [0, 2]), rank(0.010, [0, 1], [1, 3]),
+        rank(0.010, [2, 3], [0, 2]), rank(0.040, [2, 3], [1, 3]),
+    ]  # fmt: skip
+    sample = joined(told, parse_layout("dp2 fsdp2"))
+    assert sample["straggler"] == {"rank": 3, "ms": pytest.approx(30.5)}

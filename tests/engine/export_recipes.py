@@ -126,6 +126,42 @@ class Recipe:
         return 0.01 / (step + 1)
 """
 
+# A first part that is frozen, kept from the optimizer, and parameters in a list.
+FROZEN = """import torch
+from torch import nn
+
+batch = 12
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.weights = nn.ParameterList(nn.Parameter(torch.ones(8)) for _ in range(2))
+        self.down = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)) * self.weights[0] + self.weights[1])
+
+
+def model():
+    net = nn.Sequential(*(Scaled() for _ in range(4)))
+    net[0].requires_grad_(False)
+    return net
+
+
+def batch_of(numbers):
+    x = (numbers.view(-1, 1) + torch.arange(4)) % 5 - 2.0
+    return x, x.flip(1)
+
+
+loss = nn.functional.mse_loss
+
+
+def optimizer(params):
+    return torch.optim.SGD([p for p in params if p.requires_grad], lr=0.1)
+"""
+
 # A function of sample numbers that draws, batch normalisation, no optimizer, a number as lr.
 FUNCTION = """import torch
 from torch import nn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 
@@ -93,3 +94,15 @@ def test_outside_of_a_step_nothing_is_kept(how):
     assert clock._marks == before
     clock.begin(follows=False)
     assert clock.end().sums(timer)[FORWARD] == 0
+
+
+def test_what_other_threads_communicate_is_no_state_of_the_step():
+    timer = Ticks()
+    clock = Clock(timer)
+    clock.begin(follows=False)  # 0
+    with clock.during(FORWARD):  # 1
+        thread = threading.Thread(target=lambda: clock.back(clock.enter(COMM)))
+        thread.start()
+        thread.join()
+    sums = clock.end().sums(timer)  # left at 2, ended at 3
+    assert (sums[FORWARD], sums[COMM], sums[OTHER]) == (1, 0, 2)

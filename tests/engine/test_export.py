@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tests.contract.batteries import plain
-from tests.engine.export_recipes import CLASS, FUNCTION, GPT
+from tests.engine.export_recipes import CLASS, FROZEN, FUNCTION, GPT
 from tests.engine.procs import ranks
 from workbench.engine import recipe as recipes
 from workbench.engine.blueprint import Blueprint, Plan
@@ -32,7 +32,7 @@ from workbench.spec.options import TrainOptions
 STEPS = 3
 PLAN = {"*.up": "colwise", "*.down": "rowwise", "token": "vocab", "head": "gathered"}
 PLANNED = f"{GPT}\n\ntensor_plan = {PLAN}\n".replace("'", '"')
-CELLS = {"gpt": GPT, "planned": PLANNED, "class": CLASS, "function": FUNCTION}
+CELLS = {"gpt": GPT, "planned": PLANNED, "class": CLASS, "function": FUNCTION, "frozen": FROZEN}
 BIN = Path(sys.executable).parent
 CLIP = {"clip": 0.05, "accumulate": 2}
 # (recipe, layout, options of the training)
@@ -56,6 +56,8 @@ CASES = {
         ("gpt", "tp2", CLIP),
         ("planned", "tp2", CLIP),
         ("gpt", "pp2, zbv x2", CLIP),
+        ("frozen", "pp2, zbv x2", {}),
+        ("frozen", "pp2, dualpipev x4", {}),
         ("gpt", "pp2, interleaved x2", {}),
     ],
     4: [
@@ -303,9 +305,10 @@ def test_a_line_of_ipython_is_refused():
             RecipeError,
             "groups parameters by their place",
         ),
+        (FROZEN, "pp4", {}, RecipeError, "Rank 0 of the pipeline has nothing to train"),
         (GPT + "\ndist = 3\n", "dp2", {}, RecipeError, "something else 'dist'"),
     ],
-    ids=["uneven pipeline", "groups by place", "a name that is taken"],
+    ids=["uneven pipeline", "groups by place", "nothing to train", "a name that is taken"],
 )
 def test_what_no_script_can_say_is_one_sentence(text, layout, options, error, says):
     changed = text.replace("= 16, 3, 16, 24", f"= {options.get('batch', 16)}, 3, 16, 24")

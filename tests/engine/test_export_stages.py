@@ -15,6 +15,7 @@ from workbench.engine.cut import cut
 from workbench.engine.export import stages
 from workbench.engine.export.calls import Code, Writer
 from workbench.engine.export.outputs import Outputs, access
+from workbench.engine.export.paths import path
 from workbench.engine.nest import tensors
 from workbench.engine.skeleton import skeleton
 from workbench.errors import LayoutError
@@ -186,3 +187,13 @@ def test_nested_inputs_are_taken_apart():
         'inputs["more"][0]',
         'inputs["more"][1][0]',
     ]
+
+
+def test_parameters_in_lists_and_dictionaries_are_reached_as_their_owner_would():
+    net = nn.Module()
+    net.rows = nn.ParameterList([nn.Parameter(torch.ones(2))])
+    net.named = nn.ParameterDict({"class": nn.Parameter(torch.ones(2))})
+    net.register_buffer("class", torch.ones(2))
+    assert path("net", net, "rows.0") == "net.rows[0]"
+    assert path("net", net, "named.class") == 'net.named["class"]'
+    assert path("net", net, "class") == 'net.get_buffer("class")'

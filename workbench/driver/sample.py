@@ -80,11 +80,12 @@ def joined(told: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
     comms: dict[tuple[str, str], Comm] = defaultdict(Comm)
     late_s: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     error_s = max(one["error_s"] for one in told)
-    rows = []
+    rows, waited_s = [], {}
     for rank, one in enumerate(told):
         shift_s = one["began_s"] - one["offset_s"] - origin_s
         split = _Split(rank, ops[rank], arrived, layout, comms, late_s, error_s)
         rows.append(_row(rank, one, shift_s, split))
+        waited_s[rank] = split.waiting_s
     for rank, of in enumerate(ops):
         _count(rank, of, arrived, layout, comms)
     # From the first rank's begin to the last rank's end.
@@ -95,7 +96,7 @@ def joined(told: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
         "wall_ms": wall_ms,
         "ranks": rows,
         "comms": [_shown(axis, kind, of) for (axis, kind), of in sorted(comms.items())],
-        "straggler": _straggler(late_s, wall_ms),
+        "straggler": _straggler(late_s, waited_s, wall_ms),
         "clock_error_ms": 1e3 * error_s,
     }
 
@@ -256,9 +257,16 @@ def _shown(axis: str, kind: str, of: Comm) -> dict[str, Any]:
     }
 
 
-def _straggler(late_s: Mapping[int, Mapping[int, float]], wall_ms: float) -> dict[str, Any] | None:
-    """The rank that the others waited longest for, and how long; None when nobody did."""
-    waits = {who: 1e3 * median(by_rank.values()) for who, by_rank in late_s.items()}
+def _straggler(
+    late_s: Mapping[int, Mapping[int, float]], waited_s: Mapping[int, float], wall_ms: float
+) -> dict[str, Any] | None:
+    """The rank that the others waited longest for, and how long; None when nobody did.
+
+    What it waited for others itself is not its doing.
+    """
+    waits = {
+        who: 1e3 * (median(by_rank.values()) - waited_s[who]) for who, by_rank in late_s.items()
+    }
     if not waits:
         return None
     rank = max(waits, key=waits.__getitem__)

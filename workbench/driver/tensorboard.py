@@ -12,6 +12,7 @@ protobuf, https://protobuf.dev/programming-guides/encoding/; CRC-32C, RFC 3720, 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -61,6 +62,12 @@ class EventFile:
             why = error.strerror if isinstance(error, OSError) else error
             raise InputError(f"No event file can be made in {directory}: {why}.") from None
         self._write([_event(0, _bytes(3, VERSION))])
+
+    def discard(self) -> None:
+        """Take the file away, and its folder where nothing else is in it."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+            self.path.parent.rmdir()
 
     def follow(
         self,

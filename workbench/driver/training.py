@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.driver import runs
 from workbench.driver.commands import layout_of
 from workbench.driver.run import Run
+from workbench.driver.tensorboard import EventFile
 from workbench.errors import CheckpointError, InputError, RecipeError, RunError
 from workbench.spec.near import unknown
 from workbench.spec.options import TrainOptions
@@ -52,7 +53,10 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     Raises InputError, LayoutError, RecipeError, RunError or CheckpointError; a training that was
     there before goes on existing unless a new one could be built.
     """
-    _check_kinds({"recipe": recipe, "cell": cell}, directory)
+    folders = {"directory": directory} | (
+        {} if tensorboard is None else {"tensorboard": tensorboard}
+    )
+    _check_kinds({"recipe": recipe, "cell": cell}, folders)
     how = {key: options.pop(key) for key in list(options) if key in LAYOUT_OPTIONS}
     try:
         chosen = TrainOptions(**options)
@@ -80,17 +84,12 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
         engines.call("reseed", chosen.seed or 0)
         engines.run_cell(cell)
     folder = _make_folder(Path(directory), recipe or "cell")
-    try:
-        built = engines.together(
-            "build", recipe, cell is not None, layout.to_dict(), chosen.to_dict(), str(folder)
-        )
-    except BaseException:
-        _remove(folder)
-        raise
+    how = (recipe, cell is not None, layout.to_dict(), chosen.to_dict())
+    built, file = _built(engines, how, folder, tensorboard)
     about = {**built[0], "cell": cell}
     before, run = engines.run, Run(engines, about, chosen, folder, layout)
     engines.run = run
-    run.write_events(tensorboard)
+    run.event_file = file
     run.peaks = [reply["peak_flops"] for reply in built]
     run.lay_out(layout, built)
     run.begin(running=False)
@@ -103,13 +102,33 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     return run
 
 
-def _check_kinds(texts: dict[str, Any], directory: Any) -> None:
+def _built(
+    engines: Engines, how: tuple, folder: Path, tensorboard: str | Path | None
+) -> tuple[list[dict[str, Any]], EventFile | None]:
+    """What the ranks say of the training they have built, and its event file if one is wanted.
+
+    When it raises, nothing of either is left, and the ranks hold what they held.
+    """
+    file = None
+    try:
+        if tensorboard is not None:
+            file = EventFile(Path(tensorboard) / folder.name)
+        return engines.together("build", *how, str(folder)), file
+    except BaseException:
+        _remove(folder)
+        if file is not None:
+            file.discard()
+        raise
+
+
+def _check_kinds(texts: dict[str, Any], folders: dict[str, Any]) -> None:
     """Raises InputError for what is no text and no path."""
     for name, value in texts.items():
         if not isinstance(value, (str, type(None))):
             raise InputError(f"{name}={value!r:.40}: use text.")
-    if not isinstance(directory, (str, Path)):
-        raise InputError(f"directory={directory!r:.40}: name a folder, such as 'runs'.")
+    for name, value in folders.items():
+        if not isinstance(value, (str, Path)) or not str(value):
+            raise InputError(f"{name}={value!r:.40}: name a folder, such as 'runs'.")
 
 
 def _make_folder(root: Path, name: str) -> Path:

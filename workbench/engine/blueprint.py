@@ -103,13 +103,14 @@ class Blueprint:
         The last rank counts its operations while rank 0 looks for what may be cut.
         """
         mine: dict[str, Any] = {}
-        if world.rank == world.size - 1:
-            mine["flops"] = flops.per_sample(self.bones, self.plan.recipe, self.device)
-        if world.rank == 0:
-            mine["limits"] = self.limits
-            mine["state_note"] = self._state_note()
-            if not self.limits.tp_why:
-                mine |= {"tensor_plan": self.tensor_plan, "dropout_shapes": self.dropout_shapes}
+        with world.meter.alone():
+            if world.rank == world.size - 1:
+                mine["flops"] = flops.per_sample(self.bones, self.plan.recipe, self.device)
+            if world.rank == 0:
+                mine["limits"] = self.limits
+                mine["state_note"] = self._state_note()
+                if not self.limits.tp_why:
+                    mine |= {"tensor_plan": self.tensor_plan, "dropout_shapes": self.dropout_shapes}
         every: list[Any] = [None] * world.size
         torch.distributed.all_gather_object(every, mine)
         for told in every:

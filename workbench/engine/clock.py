@@ -10,6 +10,7 @@ communication counts as communication, and what the host does meanwhile does not
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,10 +136,12 @@ class Clock:
         self._now: tuple[str, Any] = (OTHER, None)
         self._ended: Any = None
         self._is_on = False
+        self._thread = 0
 
     def begin(self, *, follows: bool) -> None:
         """A step begins; follows: at the end of the one before, so that nothing lies between."""
         self._now = (OTHER, None)
+        self._thread = threading.get_ident()
         stamp = self._ended if follows and self._ended is not None else self._stamp()
         self._began_s = stamp if isinstance(stamp, float) else time.perf_counter()
         self._marks = [(stamp, OTHER, None)]
@@ -154,16 +157,23 @@ class Clock:
         """No step is under way, not even a broken one."""
         self._is_on = False
 
-    def enter(self, kind: str, detail: Any = None) -> tuple[str, Any]:
-        """Be in another state from now on -> the state before, for `back`."""
+    def enter(self, kind: str, detail: Any = None) -> tuple[str, Any] | None:
+        """Be in another state from now on -> the state before, for `back`.
+
+        A thread that the user's code has started is in no state, whatever it does.
+        """
+        if threading.get_ident() != self._thread and _is_the_users():
+            return None
         before = self._now
         self._now = (kind, detail)
         if self._is_on:
             self._marks.append((self._stamp(), kind, detail))
         return before
 
-    def back(self, before: tuple[str, Any]) -> None:
+    def back(self, before: tuple[str, Any] | None) -> None:
         """Be in an earlier state again."""
+        if before is None:
+            return
         self._now = before
         if self._is_on:
             self._marks.append((self._stamp(), *before))
@@ -184,3 +194,8 @@ class Clock:
         stamp, *_ = self._marks[-1]
         self._marks[-1] = (stamp, kind, detail)
         self._marks.append((self._stamp(), *self._now))
+
+
+def _is_the_users() -> bool:
+    """Whether Python has started this thread, and not autograd for the one that waits in it."""
+    return not threading.current_thread().name.startswith("Dummy-")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.engine.clock import COMM, Clock, HostTimer
+from workbench.errors import LayoutError
 
 BACKEND = "metered"
 MOST_OPS = 100_000
@@ -75,13 +76,24 @@ class Op:
 class Meter:
     """The operations of one process since the last `take`, and its clock.
 
-    watches: whether each operation's end is noted as well, which costs a callback.
+    watches: whether each operation's end is noted as well, which costs a callback. is_alone: other
+    ranks would not come.
     """
 
     def __init__(self) -> None:
         self.clock = Clock(HostTimer())
         self.ops: list[Op] = []
         self.watches = False
+        self.is_alone = False
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, this rank tries the user's code without the others: it must not wait for them."""
+        self.is_alone = True
+        try:
+            yield
+        finally:
+            self.is_alone = False
 
     def take(self) -> list[Op]:
         """What there was since the last take."""
@@ -238,6 +250,8 @@ def _metered(name: str, kind: str, payload: int | None) -> Callable:
         nbytes = 0 if payload is None else payload_bytes(args[payload])
         peer = ranks[args[1]] if is_message and name != "recv_anysource" else None
         op = Op(kind, ranks, peer, nbytes, time.perf_counter())
+        if self.meter.is_alone:
+            raise LayoutError("The model communicates by itself, which a trial of it cannot.")
         clock = self.meter.clock
         # gloo moves bytes of messages in the call itself: a millisecond, not a moment.
         before = clock.enter(COMM, (op,))

@@ -290,7 +290,7 @@ def first_trainer(plan: Plan, layout: Layout, world: World) -> Trainer:
     blueprint.share(world)
     blueprint.check(layout, world.size)
     if world.rank == 0:
-        with seeded(plan.recipe.seed):
+        with seeded(plan.recipe.seed), world.meter.alone():
             blueprint.loss_note = loss_note(plan.recipe, model)
     trainer = Trainer(blueprint, layout, world)
     state.fill(trainer.held, model)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
     PipelineScheduleSingle,
@@ -26,6 +25,7 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.distributed.tensor import DTensor
 
+from workbench.engine.axes.halves import HalvesStage
 from workbench.engine.clock import BACKWARD, FORWARD, Clock
 from workbench.engine.cut import StagePlan, run
 from workbench.engine.micro import Micro, shortened
@@ -35,7 +35,7 @@ Enter = Callable[[Micro, int], contextlib.AbstractContextManager]
 During = Callable[[str, int], contextlib.AbstractContextManager]
 
 
-class Stage(PipelineStage):
+class Stage(HalvesStage):
     """torch's stage, which says what it is about to do with which microbatch.
 
     during: a context for a kind of work on a microbatch by its number in the round.

@@ -210,7 +210,7 @@ def _check_names(own: OwnText, imports: set[Import]) -> None:
 
 
 def _check_groups(case: Case) -> None:
-    """Raises RecipeError when a stage's parameters alone would fall into other groups."""
+    """Raises RecipeError when a rank's parameters alone would fall into other groups, or none."""
     groups = case.blueprint.groups
     params = dict(case.bones.named_parameters())
     if case.layout.pp == 1 or (len(groups) == 1 and len(groups[0]) == len(params)):
@@ -218,9 +218,16 @@ def _check_groups(case: Case) -> None:
     count = case.micro_size
     cut = case.blueprint.cut(case.layout.num_stages, case.blueprint.inputs(count), (count,))
     names = {id(param): name for name, param in params.items()}
-    for plan in cut.stages:
-        own = [name for name in params if name in plan.params]
-        expected = [[name for name in group if name in plan.params] for group in groups]
+    for rank in range(case.layout.pp):
+        plans = [cut.stages[stage] for stage in case.layout.order.stages_of(rank, case.layout.pp)]
+        held = {name for plan in plans for name in plan.params}
+        own = [name for name in params if name in held]
+        if not any(params[name].requires_grad for name in own):
+            raise RecipeError(
+                f"Rank {rank} of the pipeline has nothing to train, and optimizers refuse that. "
+                "Export it with fewer stages, or under data or tensor parallelism."
+            )
+        expected = [[name for name in group if name in held] for group in groups]
         try:
             optimizer = case.recipe.optimizer(iter([params[name] for name in own]))
             found = [[names[id(p)] for p in g["params"]] for g in optimizer.param_groups]

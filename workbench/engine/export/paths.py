@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 LISTS = (nn.Sequential, nn.ModuleList)
+ITEMS, KEYS = (*LISTS, nn.ParameterList), (nn.ModuleDict, nn.ParameterDict)
 
 
 def path(root: str, bones: nn.Module, name: str) -> str:
@@ -16,16 +17,22 @@ def path(root: str, bones: nn.Module, name: str) -> str:
     module: nn.Module | None = bones
     text = root
     for key in name.split(".") if name else ():
-        if isinstance(module, LISTS) and key.isdigit():
+        if isinstance(module, ITEMS) and key.isdigit():
             text += f"[{key}]"
-        elif isinstance(module, nn.ModuleDict):
+        elif isinstance(module, KEYS):
             text += f'["{key}"]'
         elif key.isidentifier() and not keyword.iskeyword(key):
             text += f".{key}"
         else:
-            return f'{root}.get_submodule("{name}")'
+            return f'{root}.get_{_kind(bones, name)}("{name}")'
         module = module._modules.get(key) if module is not None else None
     return text
+
+
+def _kind(bones: nn.Module, name: str) -> str:
+    if name in dict(bones.named_parameters(remove_duplicate=False)):
+        return "parameter"
+    return "buffer" if name in dict(bones.named_buffers(remove_duplicate=False)) else "submodule"
 
 
 def span(root: str, bones: nn.Module, names: Sequence[str]) -> str:

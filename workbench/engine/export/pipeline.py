@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from workbench.engine.axes import halves
 from workbench.engine.cut import Cut
 from workbench.engine.export import stages
 from workbench.engine.export.calls import Writer
@@ -81,6 +83,8 @@ class Pipeline:
             section = Section(text.text.splitlines())
             section.needs("from torch import nn\nimport torch")
             yield section
+        if case.layout.order.splits:
+            yield from _halves()
         yield self._shapes(case)
         yield self._loss_part(case, writer)
 
@@ -143,7 +147,10 @@ class Pipeline:
         """This rank's part of the model, and the schedule that runs it."""
         layout = case.layout
         kind = f"Schedule{layout.order.torch_name}"
-        found.needs(f"from {SCHEDULES} import PipelineStage, {kind}")
+        found.needs(f"from {SCHEDULES} import {kind}")
+        stage_kind = "HalvesStage" if layout.order.splits else "PipelineStage"
+        if not layout.order.splits:
+            found.needs(f"from {SCHEDULES} import PipelineStage")
         names = listed([f"Stage{number}" for number in range(layout.num_stages)])
         if self.multi:
             second = f"{2 * layout.pp - 1} - pp" if layout.order.is_v else f"pp + {layout.pp}"
@@ -166,13 +173,13 @@ class Pipeline:
         ]
         if self.multi:
             yield "stages = ["
-            yield "    PipelineStage("
+            yield f"    {stage_kind}("
             yield from (f"    {line}" for line in arguments)
             yield "    )"
             yield "    for number, layers in zip(mine, part, strict=True)"
             yield "]"
         else:
-            yield from ("stage = PipelineStage(", *arguments, ")")
+            yield from (f"stage = {stage_kind}(", *arguments, ")")
         stage = "stages" if self.multi else "stage"
         call = f"{stage}, MICROBATCHES, loss_fn=part_of_loss, scale_grads=False"
         line = f"schedule = {kind}({call})"
@@ -265,6 +272,15 @@ class Pipeline:
 
 def _indented(lines: Iterator[str], deep: bool) -> Iterator[str]:
     yield from (f"    {line}" if deep else line for line in lines)
+
+
+def _halves() -> Iterator[Section]:
+    """The stage of schedules that go backward in two halves, as it is here."""
+    for part in (halves.HalvesStage, halves.can_be_split, halves.leads_to):
+        section = Section(inspect.getsource(part).splitlines())
+        section.needs("from collections.abc import Sequence\nfrom typing import Any")
+        section.needs(f"from {SCHEDULES} import PipelineStage\nimport torch")
+        yield section
 
 
 def _tied(case: Case, cut: Cut, texts: list[StageText], multi: bool) -> list[dict[int, str]]:
