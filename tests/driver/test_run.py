@@ -314,3 +314,16 @@ def test_an_optimizer_that_cannot_be_sharded_is_refused_before_anything_changes(
     run.step(2)
     with pytest.raises(InputError, match="more than the 1,437 samples"):
         run.engines.train("digits", batch=10**9)
+
+
+def test_a_goal_behind_the_checkpoint_is_refused_with_the_one_that_is_meant(clusters, tmp_path):
+    engines = clusters(2)
+    run = engines.train(cell=GOOD, steps=8, directory=tmp_path)
+    run.wait()
+    run.save()
+    says = r"The checkpoint is at step 8 and steps=5 is the step to go to\. Use steps=13 for 5 more"
+    with pytest.raises(InputError, match=says):
+        engines.train(cell=GOOD, steps=5, directory=tmp_path, restore="last")
+    assert engines.run is run
+    again = engines.train(cell=GOOD, steps=13, directory=tmp_path, restore="last")
+    assert again.wait()["step"] == 13

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 
+from workbench.driver import current, session
 from workbench.driver.session import Session, sweep
 
 
@@ -64,3 +66,23 @@ def test_the_kernel_side_loads_no_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "False"
+
+
+def test_only_processes_that_wait_are_told_of(monkeypatch):
+    waits = [sys.executable, "-c", "import time; time.sleep(60)"]
+    parent = [sys.executable, "-c", f"import subprocess; subprocess.run({waits!r})"]
+    with subprocess.Popen(parent) as server:
+        try:
+            monkeypatch.setattr(session, "abandoned", lambda: [server.pid])
+            while not psutil.Process(server.pid).children():
+                time.sleep(0.01)
+            assert session.num_left_over() == 1
+            assert current.left_over() == (
+                " 1 process of a kernel that is gone waits for the lease to end: "
+                "%dist_stop --all ends them now."
+            )
+        finally:
+            for child in psutil.Process(server.pid).children():
+                child.kill()
+    monkeypatch.setattr(session, "abandoned", list)
+    assert current.left_over() == ""

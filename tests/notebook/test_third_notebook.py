@@ -46,7 +46,8 @@ def test_the_books_of_a_step_balance(cells: Cells):
         assert total == pytest.approx(wall, abs=0.3)
         assert sum(parts) == pytest.approx(total, abs=0.5)  # each is rounded
         assert min(parts[:2]) > 0
-    assert max(float(row[-1]) for row in rows) == pytest.approx(step_ms, abs=1)
+    # From the first rank's begin to the last rank's end.
+    assert max(float(row[-1]) for row in rows) <= step_ms + 1
 
 
 def test_the_books_agree_with_another_clock(cells: Cells):

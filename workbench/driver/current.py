@@ -38,9 +38,15 @@ def engines() -> Engines:
 
 def left_over() -> str:
     """A sentence on ranks of kernels that are gone, or nothing."""
-    if not session.abandoned():
+    count = session.num_left_over()
+    if not count:
         return ""
-    return " Ranks of a kernel that is gone wait for their lease: %dist_stop --all ends them."
+    what = (
+        "process of a kernel that is gone waits"
+        if count == 1
+        else ("processes of kernels that are gone wait")
+    )
+    return f" {count} {what} for the lease to end: %dist_stop --all ends them now."
 
 
 def run() -> Run:

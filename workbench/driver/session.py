@@ -76,8 +76,17 @@ def sweep(parent: Path) -> list[int]:
 
 
 def abandoned() -> list[int]:
-    """Pids of fork servers whose ranks wait for a kernel that is gone."""
+    """Pids of fork servers that wait for a kernel that is gone."""
     return sweep(parent_directory())
+
+
+def num_left_over() -> int:
+    """How many ranks and controllers wait for kernels that are gone."""
+    count = 0
+    for pid in abandoned():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            count += len(psutil.Process(pid).children())
+    return count
 
 
 def end_abandoned() -> int:

@@ -12,6 +12,7 @@ from workbench.driver.commands import layout_of
 from workbench.driver.run import Run
 from workbench.driver.tensorboard import EventFile
 from workbench.errors import CheckpointError, InputError, RecipeError, RunError
+from workbench.spec import manifest as manifests
 from workbench.spec.near import unknown
 from workbench.spec.options import TrainOptions
 from workbench.spec.registry import names_in
@@ -79,6 +80,8 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
             "one training at a time. %dist_pause it first."
         )
     found = runs.find(directory, restore).resolve() if restore is not None else None
+    if found is not None and "steps" in options:
+        _check_ahead(found, chosen.steps)
     if cell is not None:
         # Data that the cell draws at random must be the same on all ranks.
         engines.call("reseed", chosen.seed or 0)
@@ -100,6 +103,16 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     if start and chosen.steps:
         run.resume()
     return run
+
+
+def _check_ahead(checkpoint: Path, steps: int) -> None:
+    """Raises InputError for a goal that lies behind where the training would begin."""
+    step = manifests.read(checkpoint).get("step") or 0
+    if 0 < steps <= step:
+        raise InputError(
+            f"The checkpoint is at step {step:,} and steps={steps} is the step to go to. Use "
+            f"steps={step + steps} for {steps} more, or leave it out."
+        )
 
 
 def _built(
