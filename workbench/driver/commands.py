@@ -148,6 +148,7 @@ def switch(
         return run.step_now
     if why := why_not(layout, run.limits, run.engines.num_ranks):
         raise LayoutError(why)
+    ranks_before = run.layout.world_size
     began_s = time.perf_counter()
     replies = run.engines.together("switch", layout.to_dict())
     took_s = time.perf_counter() - began_s
@@ -170,6 +171,8 @@ def switch(
         "switched", strategy=strategy_of(layout), layout=layout, step=run.step_now,
         took_ms=round(1e3 * took_s), moved=size(moved_bytes),
     )  # fmt: skip
+    if layout.world_size != ranks_before:
+        run.peaks = run.engines.together("peak")
     return run.step_now
 
 

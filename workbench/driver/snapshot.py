@@ -67,18 +67,19 @@ def derived(run: Run, rate: float | None) -> dict[str, Any]:
     """What follows from what was measured: utilisation, and the bubble of a pipeline.
 
     rate: as History.now has it. mfu: operations of the model done, of those the ranks could do, all
-    of them busy at once.
+    of them busy at once; None where more were done than the peak, which then is none.
     """
     layout, flops = run.layout, run.about.get("flops")
     per_step = flops * run.about["batch"] if flops else None
     peak = sum(run.peaks[: layout.world_size])
     steps_per_s = rate / run.history.units_per_step if rate else None
+    mfu = per_step * steps_per_s / peak if per_step and steps_per_s and peak else None
     last = run.history.samples[-1] if run.history.samples else None
     is_pipeline = layout.pp > 1
     return {
         "flops": per_step,
         "peak_flops": peak or None,
-        "mfu": per_step * steps_per_s / peak if per_step and steps_per_s and peak else None,
+        "mfu": mfu if mfu is not None and mfu <= 1 else None,
         "bubble": bubble(last) if last and is_pipeline else None,
         "bubble_formula": (
             layout.order.bubble(layout.pp, layout.microbatches) if is_pipeline else None

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import socket
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,10 +27,9 @@ from workbench.engine.recipe import Recipe
 from workbench.engine.skeleton import fake_like, faked
 
 SAMPLES = 2
-PEAK_S = 0.03
-# Large enough to be worth a core's or a GPU's while.
-PEAK_SIZE = {"cpu": 384}
-PEAK_SIZE_ELSE = 4096
+# Of the peak: the best of so many short times, so that one busy moment does not spoil it.
+WINDOWS, WINDOW_S = 5, 0.02
+SIZES = {"cpu": (96, 384), "else": (512, 4096)}
 
 
 def per_sample(bones: nn.Module, recipe: Recipe, device: torch.device) -> float | None:
@@ -51,22 +54,69 @@ def per_sample(bones: nn.Module, recipe: Recipe, device: torch.device) -> float 
     return counter.get_total_flops() / count
 
 
-def peak_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a matrix product on this rank's device, as busy as it is now."""
-    size = PEAK_SIZE.get(device.type, PEAK_SIZE_ELSE)
-    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
-    count, best = 0, 0.0
-    began_s = time.perf_counter()
-    while time.perf_counter() - began_s < PEAK_S or count < 3:
-        before_s = time.perf_counter()
+def peak_per_s(device: torch.device, dtype: torch.dtype, *, is_active: bool) -> float:
+    """Operations a second that this rank can do in matrix products while all active ones do.
+
+    0.0 where it is not active. Collective over all ranks. Ranks on a CPU share its cores evenly,
+    and as many measure at once as it has cores for: more would only take turns.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    is_cpu = device.type == "cpu"
+    host = socket.gethostname() if is_cpu else f"rank {rank}"
+    every: list[Any] = [None] * size
+    dist.all_gather_object(every, (host, is_active, _cores()))
+    sharers = [r for r, (where, active, _) in enumerate(every) if active and where == host]
+    num_cores = len(set().union(*(every[r][2] for r in sharers)))
+    num_at_once = max(1, num_cores // torch.get_num_threads()) if is_cpu else 1
+    at_once = sharers[:num_at_once]
+    best = 0.0
+    factors = _factors(device, dtype) if rank in at_once else None
+    for _ in range(WINDOWS):
+        dist.barrier()
+        if factors is not None:
+            best = max(best, _rate(*factors, WINDOW_S))
+    told: list[Any] = [None] * size
+    dist.all_gather_object(told, best)
+    if not is_active:
+        return 0.0
+    # Cores are alike; whoever was disturbed in every window is not the measure of the others.
+    return statistics.median_high(told[r] for r in at_once) * len(at_once) / len(sharers)
+
+
+def _cores() -> set[int]:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _factors(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Two matrices, as large as is worth a device's while, and multiplied well within a window.
+
+    A CPU may compute a precision that it does not know a hundred times slower.
+    """
+    size, largest = SIZES["cpu" if device.type == "cpu" else "else"]
+    while True:
+        a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+        _rate(a, b, 0.0)  # the first is slower: libraries get ready
+        next_s = 2 * (2 * size) ** 3 / _rate(a, b, 0.0)
+        if size == largest or next_s > WINDOW_S / 2:
+            return a, b
+        size *= 2
+
+
+def _rate(a: Tensor, b: Tensor, at_least_s: float) -> float:
+    """Operations a second of their product, again and again for a while."""
+    if a.device.type != "cpu":
+        torch.accelerator.synchronize()
+    began_s, count, took_s = time.perf_counter(), 0, 0.0
+    while not count or took_s < at_least_s:
         torch.mm(a, b)
-        if device.type != "cpu":
+        if a.device.type != "cpu":
             torch.accelerator.synchronize()
-        best = max(best, 2 * size**3 / (time.perf_counter() - before_s))
         count += 1
-    total = 2 * size**3 * count / (time.perf_counter() - began_s)
-    # Ranks that share a core take turns: the mean, not the best, is what this one may have.
-    return total if device.type == "cpu" else best
+        took_s = time.perf_counter() - began_s
+    return 2 * len(a) ** 3 * count / took_s
 
 
 def _but_recomputed(formula: Callable[..., int]) -> Callable[..., int]:

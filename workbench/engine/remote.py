@@ -55,7 +55,7 @@ class Here:
     broken: bool = False
     interruptible: bool = False
     cell: str = ""
-    peaks: dict[torch.dtype, float] = field(default_factory=dict)
+    peaks: dict[tuple[torch.dtype, int], float] = field(default_factory=dict)
 
 
 _here = Here()
@@ -181,20 +181,24 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         "samples": found.samples.length,
         "limits": trainer.blueprint.limits.to_dict() if _here.rank == 0 else {},
         "flops": trainer.blueprint.flops,
-        "peak_flops": _peak(trainer),
+        "peak_flops": peak(),
         **_spread_shown(trainer),
     }
     gc.collect()  # the training before is held in cycles by its reducer
     return about
 
 
-def _peak(trainer: Trainer) -> float:
-    """Operations a second that this rank can do while all others do, too; collective."""
-    torch.distributed.barrier()
-    dtype = trainer.blueprint.precision_dtype or torch.float32
-    if dtype not in _here.peaks:
-        _here.peaks[dtype] = flops.peak_per_s(_world().device, dtype)
-    return _here.peaks[dtype]
+def peak() -> float:
+    """Operations a second that this rank can do while all others of its layout do; collective.
+
+    The most that was found for so many ranks: a busy machine shows less, and nothing shows more.
+    """
+    trainer, world = _trainer(), _world()
+    dtype, size = trainer.blueprint.precision_dtype or torch.float32, trainer.layout.world_size
+    with _together():
+        found = flops.peak_per_s(world.device, dtype, is_active=world.rank < size)
+    _here.peaks[dtype, size] = max(found, _here.peaks.get((dtype, size), 0.0))
+    return _here.peaks[dtype, size]
 
 
 def _spread_shown(trainer: Trainer) -> dict:
