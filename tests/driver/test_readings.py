@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 
+import numpy as np
 import pytest
 
 from workbench.errors import InputError, RunError
@@ -96,3 +98,75 @@ def test_the_bubble_is_beside_its_formula(clusters, tmp_path):
     derived = run.snapshot()["derived"]
     assert derived["bubble_formula"] == pytest.approx(1 / 5)
     assert 0 < derived["bubble"] < 0.9
+
+
+METRICS = f"{GOOD}\ndef evaluate(model): return {{'one': 1.0}}\n"
+
+
+def test_a_profile_that_reaches_the_goal_ends_as_a_step_does(clusters, tmp_path):
+    run = clusters(2).train(cell=METRICS, steps=3, directory=tmp_path, start=False)
+    run.profile("a.json")
+    assert (run.state, run.metrics) == ("paused", {})
+    run.step()
+    run.profile("b.json")
+    assert (run.state, run.step_now, run.metrics) == ("finished", 3, {"one": 1.0})
+    # Beyond the goal, and while it runs.
+    run.profile("c.json")
+    assert (run.state, run.step_now, run.goal, run.metrics_step) == ("finished", 4, 4, 4)
+    run.resume(steps=100_000)
+    run.profile("d.json")
+    assert run.state == "running"
+    at = run.stop()
+    run.profile("e.json")
+    assert (run.state, run.step_now) == ("paused", at + 1)
+
+
+def test_a_name_is_looked_at_before_a_step_is_taken_under_the_profiler(clusters, tmp_path):
+    run = clusters(2).train(cell=GOOD, steps=3, directory=tmp_path, start=False)
+    for name in ("a.txt", "", None, "nowhere/a.json"):
+        with pytest.raises(InputError):
+            run.profile(name)
+    assert (run.step_now, run.state) == (0, "paused")
+
+
+def test_a_step_that_was_not_recorded_is_the_nearest_and_told(clusters, tmp_path):
+    run = clusters(2).train(cell=GOOD, steps=100, directory=tmp_path, start=False)
+    run.step(60)
+    recorded = [sample["step"] for sample in run.samples]
+    between = next(step for step in range(recorded[0], 61) if step not in recorded)
+    nearest = min(recorded, key=lambda step: abs(step - between))
+    found = json.loads(run.trace("between.json", np.int64(between)).read_text())
+    assert [step["step"] for step in found["otherData"]["steps"]] == [nearest]
+    told = f"between.json has step {nearest}, the recorded one nearest to {between}"
+    assert run.events[-1]["text"] == told
+    # One that was recorded, or all of them: nothing is to be told.
+    run.trace("exact.json", recorded[0])
+    run.trace("all.json")
+    assert run.events[-1]["text"] == told
+    # Of steps that the run has not been at nothing is near.
+    del run.history.samples[0]
+    first = run.history.samples[0]["step"]
+    for step in (0, -3, 61, 10**9, recorded[0], "abc", 1.5, True):
+        with pytest.raises(InputError) as caught:
+            run.trace("no.json", step)
+        assert str(caught.value) == (
+            f"step={step!r}: use a whole number from {first} to 60; of these the nearest recorded "
+            "is written."
+        )
+    assert not (tmp_path / "no.json").exists()
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+def test_the_table_of_a_run_has_its_columns_before_the_first_step(clusters, tmp_path, by_rank):
+    run = clusters(2).train(cell=GOOD, steps=3, directory=tmp_path, start=False)
+    before = run.to_frame(by_rank=by_rank)
+    assert len(before) == 0
+    run.step()
+    after = run.to_frame(by_rank=by_rank)
+    assert list(before.columns) == list(after.columns)
+    assert before.dtypes.to_dict() == after.dtypes.to_dict()
+    shutil.rmtree(run.directory / "journal")
+    for take in (run.to_frame, lambda **how: run.write("x.csv", **how)):
+        with pytest.raises(RunError, match=f"No rank's journal can be read in {run.directory}"):
+            take(by_rank=by_rank)
+    assert not (tmp_path / "x.csv").exists()

@@ -39,6 +39,11 @@ def hold(run: Run, begun: Future, over: threading.Event) -> None:
     over.wait()
 
 
+def look(run: Run) -> None:
+    """Raises EnginesError where a rank that trains is gone."""
+    run.engines.call("position", ranks=run.feeder.ranks)
+
+
 def pause(run: Run) -> int:
     """Stop feeding -> the step."""
     run.set_state("paused")
@@ -72,23 +77,45 @@ def step(run: Run, n: int = 1) -> int:
         except WorkbenchError as error:
             run.fail(error)
             raise
-    if run.step_now >= run.goal:
-        measure(run)
-    run.set_state("paused" if run.step_now < run.goal else "finished")
+    _rest(run)
     return run.step_now
 
 
+def _rest(run: Run) -> None:
+    """Be paused, or finished with the metrics at the goal."""
+    if run.step_now < run.goal:
+        run.set_state("paused")
+        return
+    try:
+        measure(run)
+    except WorkbenchError as error:
+        run.fail(error)
+        raise
+    run.set_state("finished")
+
+
 def profile(run: Run, path: str | Path, *, force: bool = False) -> Path:
-    """Take one step under torch.profiler on all ranks -> the trace of it, beside ours."""
+    """Take one step under torch.profiler on all ranks -> the trace of it, beside ours.
+
+    A training that runs goes on; else it is then as after `step`.
+    """
+    files.ending(path, trace.ENDINGS)
     files.check(path, force=force)
-    replies = run.feeder.answers(run.engines.submit("profile_step", ranks=run.feeder.ranks))
-    profiles = {reply["rank"]: json.loads(reply["profile"]) for reply in replies}
-    run.book(replies, ending=False)
+    try:
+        replies = run.feeder.answers(run.engines.submit("profile_step", ranks=run.feeder.ranks))
+        run.book(replies, ending=False)
+    except WorkbenchError as error:
+        run.fail(error)
+        raise
     run.feeder.reset(run.step_now)
     run.goal = max(run.goal, run.step_now)
-    merged = trace.merged(run.history.samples[-1], profiles)
     run.happened("profiled", step=run.step_now)
-    return trace.write(merged, path, force=force)
+    profiles = {reply["rank"]: json.loads(reply["profile"]) for reply in replies}
+    try:
+        return trace.write(trace.merged(run.history.samples[-1], profiles), path, force=force)
+    finally:
+        if run.state != "running" or run.step_now >= run.goal:
+            _rest(run)
 
 
 def stop(run: Run) -> int:
@@ -184,11 +211,15 @@ def wanted(run: Run, strategy: str | None, ranks: int | None, options: dict[str,
     return layout_of(name, ranks, options, run.engines.num_ranks)
 
 
-def layout_of(strategy: str, ranks: int | None, options: dict[str, Any], there_are: int) -> Layout:
+def layout_of(
+    strategy: str | Layout, ranks: int | None, options: dict[str, Any], there_are: int
+) -> Layout:
     """What a strategy's name with its options, or the text of a layout, means on so many ranks.
 
     Raises InputError or LayoutError.
     """
+    if isinstance(strategy, Layout):  # as run.layout is
+        strategy = str(strategy)
     if not isinstance(strategy, str) or len(strategy) > LONGEST:
         raise InputError(f"{strategy!r:.40} is no strategy. Use one of {', '.join(STRATEGIES)}.")
     if strategy not in STRATEGIES and any(map(str.isdigit, strategy)):
@@ -236,5 +267,5 @@ def check_count(name: str, value: object) -> None:
         raise InputError(f"{name}={value!r}: use a whole number of steps >= 1.")
 
 
-_VERBS = (hold, pause, resume, step, profile, stop, save, restore, switch, export, evaluate)
+_VERBS = (hold, look, pause, resume, step, profile, stop, save, restore, switch, export, evaluate)
 VERBS = {verb.__name__: verb for verb in _VERBS}

@@ -120,6 +120,8 @@ class Engines:
         for future in list(self._pending[rank]):
             with contextlib.suppress(InvalidStateError):  # it may just have been answered
                 future.set_exception(EnginesError(self._says_gone(rank)))
+        if self.run is not None:
+            self.run.look()
 
     def _lost_controller(self, code: int) -> None:
         """Without the controller no message reaches a rank: all are lost to this kernel."""

@@ -1,10 +1,10 @@
-"""Recovery: what a run does when ranks raised in a slice."""
+"""Recovery: what a run does when ranks raised in a slice, and when it cannot go on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
-from workbench.errors import TrainingLostError, WorkbenchError
+from workbench.errors import EnginesError, TrainingLostError, WorkbenchError, WorldLostError
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
@@ -36,3 +36,9 @@ def recover(run: Run, errors: dict[int, dict[str, Any]]) -> NoReturn:
         error.add_note(f"  and then: {second}")
     run.feeder.reset(run.step_now)
     raise error
+
+
+def is_over(error: Exception, run: Run) -> TypeGuard[WorkbenchError]:
+    """Whether a run ends with this error for ever: ranks are gone, or have lost their part."""
+    is_of_ranks = isinstance(error, (EnginesError, WorldLostError)) and not run.engines.alive
+    return is_of_ranks or isinstance(error, TrainingLostError)

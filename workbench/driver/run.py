@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
@@ -21,9 +20,8 @@ from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
 from workbench.driver.readings import Readings
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
-from workbench.errors import RunError, TrainingLostError, WorkbenchError
+from workbench.errors import RunError, WorkbenchError
 from workbench.spec.choices import choices
-from workbench.spec.events import happened
 from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits
 from workbench.spec.near import unknown
@@ -32,7 +30,7 @@ from workbench.spec.options import TrainOptions
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
 
-NUM_EVENTS = 200
+SILENT = ("hold", "look")  # what no user asks for; in any state
 DONE_ALREADY = {("pause", "paused"), ("pause", "finished"), ("stop", "stopped")}
 
 
@@ -51,6 +49,7 @@ class Run(Readings):
         directory: Path,
         layout: Layout,
     ) -> None:
+        super().__init__()
         self.engines = engines
         self.about = about
         self.limits = Limits(**about["limits"])
@@ -63,24 +62,20 @@ class Run(Readings):
         self.options = options
         self.directory = directory
         self.name = directory.name
-        self.state = "paused"
-        self.message = ""
-        self.pending = ""
         self.goal = options.steps
         self.step_now = 0
-        self.version = 0
         self.metrics: dict[str, float] = {}
         self.metrics_step: int | None = None
         self.num_saves = 0
         self.history = History(about["batch"] * about["units_per_sample"])
         self.marks: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any]] = []
         self.saved: list[dict[str, Any]] = []
         self._told_of_journal = False
         self._commands: queue.Queue = queue.Queue()
+        self._putting = threading.Lock()
+        self._is_closed = False
         # Set while a pause or stop is asked for and not yet done: steps under way give way to it.
         self.halt = threading.Event()
-        self._changed = threading.Condition()
         self.feeder = Feeder(engines)
         self._thread = threading.Thread(target=self._serve, name=f"run-{self.name}", daemon=True)
 
@@ -117,10 +112,20 @@ class Run(Readings):
         else:
             if verb in ("pause", "stop"):
                 self.halt.set()
-            self._commands.put((verb, how, future))
-            if self.state == "running" and verb != "hold":
-                self._wait_word(verb)
+            if self.state == "running" and verb not in SILENT:
+                self.set_pending(verb)
+            self._put(verb, how, future)
         return future
+
+    def _put(self, verb: str, how: dict, future: Future) -> None:
+        with self._putting:
+            self._commands.put((verb, how, future))
+            if self._is_closed:
+                self._refuse_rest()
+
+    def look(self) -> None:
+        """A rank may be gone: see to it between two slices. Never blocks."""
+        self._put("look", {}, Future())
 
     def _result(self, verb: str, **how: Any) -> Any:
         """What a command gives; an interrupt ends the waiting, not the command."""
@@ -214,8 +219,7 @@ class Run(Readings):
         timeout: seconds, after which the snapshot of the running training is returned.
         """
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: self.state != "running", timeout)
+            self.wait_for_end(timeout)
         except KeyboardInterrupt:
             step = self.pause()
             raise RunError(
@@ -240,7 +244,7 @@ class Run(Readings):
         """Leave the ranks, for ever."""
         if self.state != "gone":
             self.set_state("gone", self.message or why)
-            self._commands.put(("end", {}, Future()))
+            self._put("end", {}, Future())
         if threading.current_thread() is not self._thread and self._thread.ident:
             self._thread.join(self.engines.timeouts.total_s)
 
@@ -271,7 +275,9 @@ class Run(Readings):
                 self.fail(error)
             except Exception as error:  # noqa: BLE001 - the thread must live to say what happened
                 self.fail(RunError(f"The run's thread met {type(error).__name__}: {error}"))
-        self._refuse_rest()
+        with self._putting:
+            self._is_closed = True
+            self._refuse_rest()
 
     def _turn(self) -> None:
         """One event: a slice that ended, or a command; then feed."""
@@ -298,19 +304,19 @@ class Run(Readings):
         try:
             result = self._done(verb, how)
         except Exception as error:  # noqa: BLE001 - of no matter to the training
-            self._wait_word("")
+            self.set_pending("")
+            if recovery.is_over(error, self):
+                self.fail(error)
             known = isinstance(error, WorkbenchError)
             told = str(error) if known else f"{verb}: {type(error).__name__}: {error}"
             if self.message != told:
                 self.tell("error", told)
             future.set_exception(error)
-            if isinstance(error, TrainingLostError):
-                self.fail(error)
         except BaseException as error:
             future.set_exception(error)  # whoever waits must not wait for ever
             raise
         else:
-            self._wait_word("")
+            self.set_pending("")
             future.set_result(result)
 
     def _done(self, verb: str, how: dict) -> Any:
@@ -318,11 +324,11 @@ class Run(Readings):
         allowed = ALLOWED.get(self.state, ())
         if (verb, self.state) in DONE_ALREADY:
             return self.step_now
-        if verb not in (*allowed, "hold"):
+        if verb not in (*allowed, *SILENT):
             takes = ", ".join(allowed) or "no command"
             raise RunError(f"{self.name} is {self.state}: it takes {takes}, not {verb}.")
-        if verb != "hold":
-            self._wait_word(verb)
+        if verb not in SILENT:
+            self.set_pending(verb)
         return commands.VERBS[verb](self, **how)
 
     def book(self, replies: list[dict[str, Any]], *, ending: bool = True) -> None:
@@ -358,42 +364,16 @@ class Run(Readings):
         notes = getattr(error, "__notes__", [])
         if self.state == "gone":
             return
-        alive = self.engines.alive
+        is_over = recovery.is_over(error, self)
         self.feeder.reset(self.step_now)
         self.tell("error", "\n".join([str(error), *notes]))
-        is_over = not alive or isinstance(error, TrainingLostError)
         self.set_state("gone" if is_over else "failed", str(error))
 
     def _refuse_rest(self) -> None:
         """Answer what was asked too late."""
+        self.set_pending("")
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._commands.get_nowait()
                 if not item[2].done():
                     item[2].set_exception(RunError(f"{self.name} is over: {self.message}"))
-
-    def set_state(self, state: str, message: str = "") -> None:
-        """Enter a state; whoever waits for one is told."""
-        self.state, self.message = state, message
-        self._bump()
-
-    def _wait_word(self, word: str) -> None:
-        self.pending = word
-        self._bump()
-
-    def tell(self, kind: str, text: str) -> None:
-        """Add what somebody says to the list of events."""
-        self._add({"time_s": time.time(), "kind": kind, "text": text})
-
-    def happened(self, what: str, **values: Any) -> None:
-        """Add one of spec.events to the list of events."""
-        self._add(happened(what, values))
-
-    def _add(self, event: dict[str, Any]) -> None:
-        self.events = [*self.events[1 - NUM_EVENTS :], event]
-        self._bump()
-
-    def _bump(self) -> None:
-        with self._changed:
-            self.version += 1
-            self._changed.notify_all()

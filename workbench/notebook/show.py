@@ -121,6 +121,14 @@ def switched(run: Run, before: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([f"{run.name}: {done[0]}", *(f"Note: {note}" for note in notes)])
 
 
+def traced(run: Run, before: Sequence[Mapping[str, Any]], file: str, path: Path) -> SavedName:
+    """A trace just written, and which step it has where that is another; before: as above."""
+    known = {id(event) for event in before}
+    told = [e for e in run.events if e.get("name") == "nearest" and id(e) not in known]
+    what = told[-1]["text"] if told else file
+    return SavedName(str(path), f"{what}: open it in ui.perfetto.dev")
+
+
 def status(engines: Engines, *, verbose: bool = False) -> Table:
     """`engines.status()` as a table, with a line on the run."""
     rows = engines.status()

@@ -14,6 +14,7 @@ EVENTS: dict[str, tuple[str, str]] = {
     "finished": ("info", "finished with step {step}"),
     "measured": ("info", "step {step}: {metrics}"),
     "profiled": ("info", "step {step} was taken under torch.profiler"),
+    "nearest": ("info", "{file} has step {step}, the recorded one nearest to {asked}"),
     "exported": ("info", "exported {layout} as {file}"),
     "saved": ("save", "saved {name} at step {step}"),
     "restored": ("save", "restored {name} (step {step}, written as {layout})"),

@@ -37,9 +37,10 @@ class TraceMagics(Commands):
         run = current.run()
         if options.profile and options.step is not None:
             raise InputError("--profile takes a new step, so --step has no place beside it.")
+        before = run.events
         if options.profile:
             path = run.profile(options.file, force=options.force)
         else:
             path = run.trace(options.file, options.step, force=options.force)
-        text = f"{options.file}: open it in ui.perfetto.dev"
-        return self.shown.skip(show.SavedName(str(path), text), silent=options.silent)
+        shown = show.traced(run, before, options.file, path)
+        return self.shown.skip(shown, silent=options.silent)

@@ -172,6 +172,7 @@ EVENTS = {
     "finished": "在第 {step} 步完成",
     "measured": "第 {step} 步：{metrics}",
     "profiled": "第 {step} 步由 torch.profiler 记录",
+    "nearest": "{file} 中是第 {step} 步，即离第 {asked} 步最近的已记录的步",
     "exported": "已将 {layout} 导出为 {file}",
     "saved": "已在第 {step} 步保存 {name}",
     "restored": "已恢复 {name}（第 {step} 步，保存时为 {layout}）",
