@@ -6,6 +6,7 @@ Importing this is free: nothing heavier than the standard library is loaded befo
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def __getattr__(name: str) -> Any:
         from workbench.driver import engines
 
         return getattr(engines, name)
+    if name == "errors":
+        return importlib.import_module("workbench.errors")
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")
 
 

@@ -28,5 +28,5 @@ def test_export_says_what_differs(engines: Kernel):
 
 def test_without_a_file_it_says_what_is_missing(engines: Kernel):
     reply = engines("%dist_export")
-    assert "the following arguments are required: FILE" in reply.err
+    assert "%dist_export: FILE is missing: %dist_export FILE." in reply.err
     assert len(reply.err.strip().splitlines()) == 1

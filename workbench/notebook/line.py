@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -66,12 +67,25 @@ def layout_arguments(magic: Any) -> Any:
     return magic
 
 
+def _plainly(magic: Any, told: str) -> str:
+    """What argparse says, with what to type."""
+    if found := re.match(r"argument (?:\S+/)?(\S+): expected one argument", told):
+        actions = (a for a in magic.parser._actions if found[1] in a.option_strings)
+        value = next(((a.metavar or a.dest).upper() for a in actions), "VALUE")
+        return f"{found[1]} needs a value: {found[1]} {value}."
+    if found := re.match(r"argument (?:\S+/)?(\S+): ignored explicit argument (.*)", told):
+        return f"{found[1]} takes no value such as {found[2]}: write it alone, or leave it out."
+    if found := re.match(r"the following arguments are required: (.*)", told):
+        return f"{found[1]} is missing: %{magic.__name__} {found[1]}."
+    return told
+
+
 def _read(magic: Any, text: str) -> argparse.Namespace:
     magic.parser.allow_abbrev = False  # a new option must not give another meaning to old lines
     try:
         options, rest = parse_argstring(magic, _without_comment(text), partial=True)
     except UsageError as error:
-        raise UsageError(f"%{magic.__name__}: {error}") from None
+        raise UsageError(f"%{magic.__name__}: {_plainly(magic, str(error))}") from None
     if not rest:
         return options
     first = rest[0].partition("=")[0]

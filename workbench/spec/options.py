@@ -51,6 +51,8 @@ class TrainOptions:
             raise InputError(f"clip={self.clip!r}: use a gradient norm > 0, e.g. 1.0.")
         if not isinstance(self.recompute, bool):
             raise InputError(f"recompute={self.recompute!r}: use True or False.")
+        if not isinstance(self.size, (str, type(None))):
+            raise InputError(f"size={self.size!r}: use text, such as the 'small' of pytext.")
         if self.precision not in PRECISIONS:
             raise InputError(f"precision={self.precision!r}: use one of {', '.join(PRECISIONS)}.")
 
