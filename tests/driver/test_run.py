@@ -230,11 +230,13 @@ BAD_SWITCHES = {
     "a name mistyped": ("pipelin", {}, "Did you mean 'pipeline'"),
     "not a layout": ("pp2 xx2", {}, "'xx2' in 'pp2 xx2' is no degree"),
     "an option of another": ("data", {"microbatches": 4}, "an option of pipeline and hybrid"),
-    "too many microbatches": ("pipeline", {"microbatches": 65}, "at most 64"),
-    "too few microbatches": ("pipeline", {"microbatches": 1, "schedule": "1f1b"}, "at least 2"),
+    "too many microbatches": ("pipeline", {"microbatches": 65}, '"pp2, 1f1b x64"'),
+    "too few microbatches": ("pipeline", {"microbatches": 1, "schedule": "1f1b"}, '"pp2, 1f1b x2"'),
     "no such schedule": ("pipeline", {"schedule": "gpip"}, "Did you mean 'gpipe'"),
     "more ranks than there are": ("data", {"ranks": 9}, "Use 1 to 2"),
-    "no hybrid of two": ("hybrid", {}, "Use 4, 6 or 8 ranks"),
+    "no hybrid of two": ("hybrid", {}, 'Use the layout "pp2, 1f1b x4"'),
+    "a schedule": ("zbv", {}, "Use pipeline --schedule zbv"),
+    "no comma": ("pp2 1f1b x4", {}, 'Use "pp2, 1f1b x4"'),
     "nothing said": (None, {}, "Say to what"),
 }
 

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -36,27 +38,31 @@ def found(model, inputs, optimizer_kind="AdamW"):
 
 
 def refusal(plan, tp):
-    limits = Limits(batch=8, tensor=dict(plan.sizes), tp_why=plan.why)
+    limits = Limits(batch=8, units=["all"], tensor=dict(plan.sizes), tp_why=plan.why)
     return why_not(Layout(tp=tp), limits, ranks=8)
 
 
 def test_layers_pair_up_in_the_order_of_their_calls():
     plan = found(mlp(), numbers())
     assert plan.groups == (Group(("0",), "2"), Group(("4",), "5"))
-    assert plan.sizes == {"the outputs of 0": 16, "the parts that 4 can be cut into": 4}
+    assert plan.sizes == {"outputs of Linear 0": 16, "parts that Linear 4 can be cut into": 4}
     assert not refusal(plan, 4)
     assert refusal(plan, 8) == (
-        "tp=8 does not divide the parts that 4 can be cut into, 4. Use tp=2 or 4."
+        "tp=8 does not divide the 4 parts that Linear 4 can be cut into. "
+        'Use the layout "tp4" (4 of 8 ranks) or "dp2 tp4".'
     )
 
 
 def test_what_does_not_divide_is_refused_with_what_does():
     plan = found(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), torch.rand(2, 4))
-    assert refusal(plan, 2) == "tp=2 does not divide the outputs of 0, 5. Use tp=5."
+    assert refusal(plan, 5) == ""
+    assert refusal(plan, 4).startswith(
+        'tp=4 does not divide the 5 outputs of Linear 0. Use the layout "tp5" (5 of 8 ranks) or "'
+    )
     model = Attention(heads=2)
     plan = found(model, sequences())
     assert plan.groups == (Group(("q", "k", "v"), "out", (("", "num_heads"),)),)
-    assert refusal(plan, 4) == "tp=4 does not divide num_heads, 2. Use tp=2."
+    assert refusal(plan, 4).startswith("tp=4 does not divide the 2 heads (num_heads). Use ")
 
 
 def test_attention_and_perceptron_of_each_block_and_a_large_vocabulary_are_cut():
@@ -67,7 +73,7 @@ def test_attention_and_perceptron_of_each_block_and_a_large_vocabulary_are_cut()
         Group(qkv, "blocks.1.attention.out", heads),
         Group(("blocks.1.up",), "blocks.1.down"),
     )
-    assert plan.sizes == {"blocks.0.attention.num_heads": 4}
+    assert plan.sizes == {"heads (blocks.0.attention.num_heads)": 4}
     assert (plan.embeddings, plan.gathered, plan.notes) == (("token",), ("head",), [])
 
 
@@ -75,8 +81,15 @@ def test_the_built_in_text_model_is_cut_by_whole_heads():
     plan = found(text(), ids())
     rows = ["blocks.0.out", "blocks.0.down", "blocks.1.out", "blocks.1.down"]
     assert [group.row for group in plan.groups] == rows
-    assert plan.sizes == {"blocks.0.heads": 4}
-    assert refusal(plan, 3) == "tp=3 does not divide blocks.0.heads, 4. Use tp=2 or 4."
+    assert plan.sizes == {"heads (blocks.0.heads)": 4}
+    assert refusal(plan, 3).startswith("tp=3 does not divide the 4 heads (blocks.0.heads). Use ")
+
+
+def test_parts_of_an_attention_are_heads_though_no_attribute_tells_how_many():
+    model = Fixed()
+    del model.num_heads
+    assert found(model, sequences()).sizes == {"heads": 4}
+    assert found(Stream(model), sequences()).sizes == {"heads of 0": 4}
 
 
 @pytest.mark.parametrize(
@@ -254,7 +267,7 @@ def test_an_optimizer_that_needs_whole_matrices_is_refused(kind):
     )
     plan = found(mlp(), numbers(), kind)
     assert (plan.why, plan.groups) == (sentence, ())
-    assert refusal(plan, 2) == sentence
+    assert refusal(plan, 8) == f'{sentence} As the model is, use the layout "dp8".'
     assert tensor_plan.given(skeleton(mlp()), {"0": "gathered"}, optimizer_kind=kind).why
 
 
@@ -262,17 +275,14 @@ def test_a_model_without_a_pair_or_that_needs_values_says_what_to_give():
     plan = found(
         nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)), numbers()[:, None]
     )
-    assert plan.why == (
-        "No two linear layers of the model were found that can be cut together. Use data "
-        "parallelism or a pipeline."
-    )
+    none = "No two linear layers of the model were found that can be cut together."
+    assert plan.why == none
+    assert refusal(plan, 8) == f'{none} As the model is, use the layout "dp8".'
     parts = nn.Linear(6, 8), nn.Linear(8, 6)
     parts[0].weight.requires_grad_(False)
     twice = nn.Sequential(*parts)
     twice.register_forward_hook(lambda module, args, output: output + module[1].weight.sum())
-    assert found(twice, numbers()).why.endswith(
-        'Give tensor_plan in the recipe, such as {"0": "colwise", "1": "rowwise"}.'
-    )
+    assert found(twice, numbers()).why == none
 
     class Looks(nn.Sequential):
         def forward(self, x):
@@ -283,6 +293,43 @@ def test_a_model_without_a_pair_or_that_needs_values_says_what_to_give():
     assert plan.why.endswith(
         'Give tensor_plan in the recipe, such as {"0": "colwise", "1": "rowwise"}.'
     )
+
+
+class Beside(nn.Module):
+    """A pair with a tied layer called between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.side, self.tied, self.down = (nn.Linear(6, 6) for _ in range(4))
+        self.tied.weight = self.side.weight
+
+    def forward(self, x):
+        up, side = self.up(x), self.side(x)
+        return self.down(torch.relu(up)) + self.tied(side)
+
+
+def test_a_tensor_plan_that_is_proposed_is_accepted():
+    plan = found(Beside(), numbers())
+    proposed = '{"up": "colwise", "down": "rowwise"}'
+    assert plan.why.endswith(f"Give tensor_plan in the recipe, such as {proposed}.")
+    plan = tensor_plan.given(skeleton(Beside()), json.loads(proposed), numbers(), CPU)
+    assert plan.groups == (Group(("up",), "down"),)
+
+
+def test_a_pair_that_other_weights_reach_says_so_and_what_to_use():
+    class Past(nn.Sequential):
+        def forward(self, x):
+            for layer in self:
+                x = x + torch.tanh(layer(x))
+            return x
+
+    model = Past(*(nn.Linear(6, 6) for _ in range(4)))
+    model[1].weight = model[0].weight
+    plan = found(model, numbers())
+    why = "2 and 3 look like a pair, but other trained weights reach 3 past 2"
+    only = "and a pair can be cut only where none do."
+    assert plan.why == f"{why}, {only}"
+    assert refusal(plan, 2).startswith(f'{why}, {only} As the model is, use the layout "')
 
 
 def test_finding_changes_nothing_and_draws_nothing():
@@ -315,7 +362,7 @@ def test_a_given_plan_is_used_and_proven():
     ]
     assert plan.groups[0].heads == (("blocks.0.attention", "num_heads"),)
     assert plan.embeddings == ("token",)
-    assert plan.sizes["blocks.0.attention.num_heads"] == 4
+    assert plan.sizes["heads (blocks.0.attention.num_heads)"] == 4
     with pytest.raises(RecipeError, match=r"cuts blocks\.0\.attention\.out, which would compute"):
         tensor_plan.given(skeleton(Words(Hidden)), GIVEN, ids(), CPU)
 

@@ -89,8 +89,8 @@ def test_chunks_are_measured_beside_the_formula(cells: Cells):
 
 def test_what_does_not_fit_is_refused_and_the_training_goes_on(cells: Cells):
     first, second = raised(cells)
-    assert first.startswith("LayoutError: tp=3 does not divide")
-    assert first.endswith("Use tp=2 or 4.")
+    assert first.startswith("LayoutError: tp=3 does not divide the 4 heads (blocks.0.heads). ")
+    assert first.endswith('Use the layout "tp4".')
     assert second.startswith("LayoutError: batch=16 is less than 32 microbatches.")
     assert re.search(r"^running, [3-9]\d* steps further$", printed(cells), re.M)
     assert "pytext-4: paused" in printed(cells)

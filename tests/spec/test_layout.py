@@ -53,16 +53,27 @@ def test_texts_mean_layouts(text, layout):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", r"'' is no layout\. Write one such as dp4"),
+        ("", '\'\' is no layout. Write one such as "dp4" or "pp2 dp2, 1f1b x8"\\.'),
         ("zz4", r"'zz4' in 'zz4' is no degree\. Use pp, dp, fsdp, tp with a number"),
         ("dp2 dp2", "each once"),
         ("4", "is no degree"),
         ("dp\u0663", r"no degree\. Use pp, dp, fsdp, tp"),
         ("pp2, x\u0663", "No schedule named"),
-        ("dp0", r"dp_replicate=0 is not a degree\. Use a whole number >= 1"),
+        ("dp0", r"^dp=0 is not a degree\. Use a whole number >= 1"),
         ("pp2, 1f2b x4", r"No schedule named '1f2b'\. Did you mean '1f1b'\?"),
-        ("dp4, 1f1b x4", r"1f1b x4 belongs to a pipeline, and pp=1 is none"),
-        ("pp2, x0", "microbatches=0 is not a degree"),
+        ("dp4, 1f1b x4", 'belongs to a pipeline, and dp4 is none. Use the layout "dp4".'),
+        ("dp2 1f1b x4", 'belongs to a pipeline, and dp2 is none. Use the layout "dp2".'),
+        ("pp2, x0", "microbatches=0 is not a number of microbatches. Use a whole number >= 1."),
+        ("pp2 dp2 1f1b x8", 'no degree: it goes behind a comma. Use "pp2 dp2, 1f1b x8".'),
+        ("pp2 dp2 x4, 1f1b", 'no degree: it goes behind a comma. Use "pp2 dp2, x4 1f1b".'),
+        ("pp2 dp2, 1f1b y8", 'no number of microbatches. Use "pp2 dp2, 1f1b x8".'),
+        ("pp8, 8 1f1b", 'no number of microbatches. Use "pp8, x8 1f1b".'),
+        ("1f1b", r'begins with one. Use pipeline --schedule 1f1b \("pipeline", schedule="1f1b"\)'),
+        (
+            "zbv x8",
+            "Use pipeline --schedule zbv --microbatches 8 "
+            r'\("pipeline", schedule="zbv", microbatches=8\)',
+        ),
     ],
 )
 def test_texts_that_mean_nothing_are_refused(text, why):
@@ -112,8 +123,9 @@ def test_a_v_begins_and_ends_on_the_first_rank():
         ("gpipe", 4, 1, ""),
         ("1f1b", 4, 3, "needs at least 4 microbatches on 4 pipeline ranks"),
         ("1f1b", 4, 5, ""),
-        ("interleaved", 4, 9, "needs whole rounds of 4 microbatches: use 8 or 12"),
+        ("interleaved", 4, 9, "needs 2 rounds of equal length on 4 pipeline ranks"),
         ("interleaved", 4, 10, ""),
+        ("interleaved", 2, 3, ""),
         ("dualpipev", 4, 7, "needs at least 8 microbatches on 4 pipeline ranks"),
     ],
 )

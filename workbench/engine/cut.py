@@ -27,6 +27,14 @@ from workbench.errors import LayoutError
 __all__ = ["Cut", "StagePlan", "balance", "cut", "cut_tape", "install", "keep", "run", "unit_names"]
 
 
+class TooFewPlacesError(LayoutError):
+    """most: the stages that there may be."""
+
+    def __init__(self, why: str, most: int) -> None:
+        super().__init__(why)
+        self.most = most
+
+
 @dataclass(frozen=True)
 class Cut:
     """stages in order. tied: parameters that several stages use, with the stages. over_batch:
@@ -55,7 +63,8 @@ def cut(  # noqa: PLR0913 - all of how a model is called decides its tape
     precision_dtype: of autocast. stages: the recipe's function, for a model that cannot be
     recorded. like: cut at the same places, such as for the shorter last microbatch.
 
-    Raises LayoutError when the forward cannot be recorded, or cut so often.
+    Raises LayoutError when the forward cannot be recorded, TooFewPlacesError (which is one) when it
+    cannot be cut so often.
     """
     tape = record(
         bones,
@@ -80,7 +89,7 @@ def cut_tape(tape: Tape, name: str, num_stages: int, *, like: Cut | None = None)
         if len(chosen) + 1 != len(like.stages):
             raise LayoutError(
                 f"{name} calls other parts for other inputs, so that its stages "
-                "do not stay the same. Give all batches one shape, or use data parallelism."
+                "do not stay the same. Give all batches one shape."
             )
     return _cut_at(flow, chosen)
 
@@ -135,11 +144,10 @@ def _chosen(flow: Flow, places: list[Place], num_stages: int) -> list[Place]:
     if num_stages > len(free) + 1:
         barred = next((place for place in places if place.why_not), None)
         why = f" Before {barred.unit} lies {barred.why_not}." if barred else ""
-        most = len(free) + 1
-        use = f"Use at most {most} stages" if most > 1 else "Use data parallelism"
-        raise LayoutError(
-            f"{num_stages} stages need {num_stages - 1} places to cut, and the model has "
-            f"{len(free)}.{why} {use}."
+        places_needed = f"{num_stages - 1} place{'' if num_stages == 2 else 's'} to cut"
+        raise TooFewPlacesError(
+            f"{num_stages} stages need {places_needed}, and the model has {len(free)}.{why}",
+            len(free) + 1,
         )
     begins = [0, *(place.index for place in places), len(flow.stays)]
     costs = [flow.cost(begin, end) for begin, end in pairwise(begins)]

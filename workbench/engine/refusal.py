@@ -35,13 +35,13 @@ def refused(error: Exception, model: nn.Module) -> LayoutError:
         what = "looks at values"
     else:
         what = f"does not run without values ({type(error).__name__}: {says})"
-    text = f"{type(model).__name__}{_place(error)} {what}, so that it cannot be cut by itself. "
+    text = f"{type(model).__name__}{_place(error)} {what}, so that it cannot be cut by itself."
     if getattr(error, "parts_help", True):
         return LayoutError(
-            f"{text}Give its parts in the order they are called: def stages(model): "
+            f"{text} Give its parts in the order they are called: def stages(model): "
             f"return {example(model)}"
         )
-    return LayoutError(text + "Use data parallelism.")
+    return LayoutError(text)
 
 
 def _place(error: Exception) -> str:

@@ -32,6 +32,7 @@ from workbench.engine.units import shown
 from workbench.engine.world import World
 from workbench.errors import LayoutError
 from workbench.spec.layout import Layout
+from workbench.spec.limits import as_it_is, use_instead
 
 Enter = Callable[[Micro, int], contextlib.AbstractContextManager]
 Loss = Callable[[Any, Micro], Tensor]
@@ -56,6 +57,7 @@ class Spread:
         self.device = world.device
         self.meter = world.meter
         self.is_idle = world.rank >= layout.world_size
+        self._num_ranks = world.size
         self.where = layout.coordinate(world.rank)
         self.share = layout.share(world.rank)
         self.stages = [] if self.is_idle else layout.stages(world.rank)
@@ -88,9 +90,7 @@ class Spread:
     def _build(self) -> None:
         layout, blueprint = self.layout, self.blueprint
         if layout.pp > 1:
-            self._cut = blueprint.cut(
-                layout.num_stages, blueprint.inputs(self.padded), (self.padded,)
-            )
+            self._cut = self._cut_model()
             self._check_sharable(self._cut)
             self._check_even(self._cut)
         cuts: dict[str, TensorCut] = {}
@@ -108,14 +108,34 @@ class Spread:
         self._tie_within_rank()
         self.held = Held(list(self._parts.values()), cuts)
 
+    def _cut_model(self) -> cutting.Cut:
+        """Raises LayoutError, with what can be used instead, for a model that cannot be cut so."""
+        try:
+            return self.blueprint.cut(
+                self.layout.num_stages, self.blueprint.inputs(self.padded), (self.padded,)
+            )
+        except cutting.TooFewPlacesError as error:
+            most = error.most
+            use = self._instead(lambda one: one.num_stages <= most)
+            raise LayoutError(as_it_is(str(error), use)) from None
+        except LayoutError as error:
+            raise LayoutError(
+                as_it_is(str(error), self._instead(lambda one: one.pp == 1))
+            ) from None
+
+    def _instead(self, also: Callable[[Layout], bool]) -> str:
+        """What to type instead of a layout that the limits allow, and something else does not."""
+        return use_instead(self.layout, self.blueprint.limits, self._num_ranks, also)
+
     def _check_sharable(self, cut: cutting.Cut) -> None:
         """Raises LayoutError on all ranks for what is tied over stages of a rank, and sharded."""
         for name, stages in cut.tied.items():
             ranks = [self.layout.rank_of_stage(stage) for stage in stages]
             if self.layout.dp_shard > 1 and len(set(ranks)) < len(ranks):
+                use = self._instead(lambda one: one.dp_shard == 1)
                 raise LayoutError(
                     f"{name} is used by two stages that {self.layout.schedule} puts on one rank, "
-                    "where it cannot be sharded. Use another schedule, or replicas."
+                    f"where it cannot be sharded. {use}"
                 )
 
     def _check_even(self, cut: cutting.Cut) -> None:
@@ -129,10 +149,16 @@ class Spread:
         pieces = layout.dp * layout.microbatches * options.accumulate
         if cut.over_batch and recipe.batch % pieces:
             near = recipe.batch // pieces * pieces
+            use = self._instead(
+                lambda one: (
+                    one.pp == 1
+                    or recipe.batch % (one.dp * one.microbatches * options.accumulate) == 0
+                )
+            ).rstrip(".")
             raise LayoutError(
                 f"The model gives a value over all its samples, so that microbatches must be even: "
-                f"batch={recipe.batch} is not {pieces} times as many. Use batch={near or pieces} "
-                f"or {near + pieces}, or data parallelism."
+                f"batch={recipe.batch} is not {pieces} times as many. {use}, or start with "
+                f"batch={near or pieces} or {near + pieces}."
             )
 
     def _tie_within_rank(self) -> None:

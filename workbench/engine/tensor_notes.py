@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import nn
 from workbench.engine.axes.tp import Group, inputs, outputs
 from workbench.engine.tensor_calls import is_linear
 from workbench.engine.tensor_proof import OTHERWISE, is_head_count
+from workbench.engine.units import shown
 
 # What is whole is named from this share of the model's parameters on, all blocks together.
 SMALL = 0.01
@@ -19,6 +21,8 @@ MULTIHEAD_WHY = "nn.MultiheadAttention is not cut by itself"
 # How the code between the layers of an attention has to look, by whether q, k, v are one layer.
 ONE_LAYER = "put whole heads side by side in its rows, with view(..., -1, 3, width of a head)"
 THREE_LAYERS = "take the number of heads from the tensor, with view(..., -1, width of a head)"
+# What tensor_proof says of a row that more than its columns lead to.
+DEPENDS = "also depends on trained tensors that are not cut"
 FEATURES = "between them, each feature has to be computed by itself"
 
 
@@ -99,23 +103,28 @@ def _listed(found: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield f"{names} ({reason})" if reason else names
 
 
-def no_group(bones: nn.Module, refused: Sequence[Refused], called: Sequence[str]) -> str:
-    """Why nothing is cut, and what to do; called: names of linear layers in their order."""
+def no_group(bones: nn.Module, refused: Sequence[Refused]) -> str:
+    """Why nothing is cut, and what to change of what looked as if it could be."""
     if refused:
         return _looked_like_one(bones, min(refused, key=lambda one: _precedence(bones, one)))
-    told = "No two linear layers of the model were found that can be cut together."
-    pair = example(bones, called)
-    if not pair:
-        return f"{told} Use data parallelism or a pipeline."
-    return f"{told} Give tensor_plan in the recipe, such as {pair}."
+    return "No two linear layers of the model were found that can be cut together."
 
 
-def example(bones: nn.Module, names: Sequence[str]) -> str:
-    """A tensor_plan of two layers that fit each other, as a recipe has it; "" if there are none."""
-    for first, second in itertools.combinations(dict.fromkeys(names), 2):
-        if outputs(bones.get_submodule(first)) == inputs(bones.get_submodule(second)):
-            return f'{{"{first}": "colwise", "{second}": "rowwise"}}'
-    return ""
+def pairs(bones: nn.Module, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Linear layers that fit each other, each with a weight of its own."""
+    held = Counter(
+        id(param) for module in bones.modules() for param in module.parameters(recurse=False)
+    )
+    modules = {name: bones.get_submodule(name) for name in names}
+    own = [n for n, m in modules.items() if all(held[id(p)] == 1 for p in m.parameters())]
+    for first, second in itertools.combinations(own, 2):
+        if outputs(modules[first]) == inputs(modules[second]):
+            yield first, second
+
+
+def written(first: str, second: str) -> str:
+    """A tensor_plan of two layers, as a recipe has it."""
+    return f'{{"{first}": "colwise", "{second}": "rowwise"}}'
 
 
 def _precedence(bones: nn.Module, one: Refused) -> tuple[bool, bool]:
@@ -136,6 +145,11 @@ def _attention(bones: nn.Module, group: Group) -> str:
 def _looked_like_one(bones: nn.Module, one: Refused) -> str:
     others, row = one.group.columns, one.group.row
     like = f"{', '.join(others)} and {row} look like a {'pair' if len(others) == 1 else 'group'}"
+    if one.why == DEPENDS:
+        return (
+            f"{like}, but other trained weights reach {row} past {' and '.join(others)}, and "
+            f"{'a pair' if len(others) == 1 else 'a group'} can be cut only where none do."
+        )
     if one.why != OTHERWISE:
         return f"{like}, but {row} {one.why}."
     advice = _attention(bones, one.group) or FEATURES
@@ -143,15 +157,20 @@ def _looked_like_one(bones: nn.Module, one: Refused) -> str:
 
 
 def size_name(bones: nn.Module, group: Group, parts: int) -> str:
-    """What a degree must divide, as the user knows it."""
+    """What a degree must divide, as the user knows it: there are so many `heads (attention.n)`."""
     for name, attribute in group.heads:
         if getattr(bones.get_submodule(name), attribute) == parts:
-            return f"{name}.{attribute}".lstrip(".")
+            return f"heads ({f'{name}.{attribute}'.lstrip('.')})"
     for name in group.columns:
         if outputs(bones.get_submodule(name)) == parts:
-            return f"the outputs of {name}"
+            return f"outputs of {shown(bones, name)}"
     first = group.columns[0]
-    return _heads_around(bones, first, parts) or f"the parts that {first} can be cut into"
+    if heads := _heads_around(bones, first, parts):
+        return f"heads ({heads})"
+    if _attention(bones, group):
+        around = first.rpartition(".")[0]
+        return f"heads of {around}" if around else "heads"
+    return f"parts that {shown(bones, first)} can be cut into"
 
 
 def _heads_around(bones: nn.Module, name: str, parts: int) -> str:

@@ -8,6 +8,7 @@ rank, which is slower and never wrong.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from workbench.engine.axes.tp import inputs as layer_inputs
 from workbench.engine.tensor_calls import Call, Recording, Visit, is_linear, record
 from workbench.engine.tensor_notes import Refused
 from workbench.engine.tensor_proof import Found, Proof, prove
+from workbench.engine.units import shown
 from workbench.errors import RecipeError
 
 __all__ = ["KINDS", "Group", "TensorPlan", "find", "given"]
@@ -38,6 +40,8 @@ WHOLE_WHY = (
 LARGE = 0.1
 # A module is run whole for the proof; above this many parameters that takes too much memory.
 PROVABLE = 2**27
+# Pairs of layers that are tried for a tensor_plan to propose.
+TRIED = 20
 
 
 def find(
@@ -53,8 +57,9 @@ def find(
     try:
         recording = record(bones, inputs, device)
     except Exception as error:  # noqa: BLE001 - the user's code may need values
-        pair = tensor_notes.example(bones, [n for n, m in bones.named_modules() if is_linear(m)])
-        such = f", such as {pair}" if pair else ""
+        linear = [name for name, module in bones.named_modules() if is_linear(module)]
+        pair = next(tensor_notes.pairs(bones, linear), None)
+        such = f", such as {tensor_notes.written(*pair)}" if pair else ""
         return TensorPlan(
             why=f"The model does not run on tensors without values ({type(error).__name__}), so "
             f"nothing was found to cut. Give tensor_plan in the recipe{such}."
@@ -62,9 +67,11 @@ def find(
     search = _Search(bones, recording)
     search.run()
     if not search.groups:
-        called = [call.name for call in recording.calls]
-        why = tensor_notes.no_group(bones, list(search.refused.values()), called)
-        return TensorPlan(why=why, notes=search.notes())
+        why = tensor_notes.no_group(bones, list(search.refused.values()))
+        notes = search.notes()
+        if not search.refused and (pair := search.pair()):
+            why += f" Give tensor_plan in the recipe, such as {pair}."
+        return TensorPlan(why=why, notes=notes)
     return search.plan()
 
 
@@ -92,6 +99,14 @@ class _Search:
 
     def taken(self) -> set[str]:
         return {name for group in self.groups for name in (*group.columns, group.row)}
+
+    def pair(self) -> str:
+        """A tensor_plan of two layers that is proven, though they are not called in a row."""
+        names = [call.name for call in self.recording.calls]
+        for first, second in itertools.islice(tensor_notes.pairs(self.bones, names), TRIED):
+            if not self.why_not(Group((first,), second)):
+                return tensor_notes.written(first, second)
+        return ""
 
     def module(self, name: str) -> nn.Module:
         return self.bones.get_submodule(name)
@@ -373,9 +388,9 @@ def _sizes(modules: dict[str, nn.Module], kinds: dict[str, str]) -> dict[str, in
     sizes = {}
     for name, kind in kinds.items():
         if kind == "rowwise":
-            sizes[f"the inputs of {name}"] = layer_inputs(modules[name])
+            sizes[f"inputs of {shown(modules[''], name)}"] = layer_inputs(modules[name])
         elif kind == "vocab":
-            sizes[f"the rows of {name}"] = modules[name].weight.shape[0]  # pyright: ignore
+            sizes[f"rows of {shown(modules[''], name)}"] = modules[name].weight.shape[0]  # pyright: ignore
         else:
-            sizes[f"the outputs of {name}"] = outputs(modules[name])
+            sizes[f"outputs of {shown(modules[''], name)}"] = outputs(modules[name])
     return sizes

@@ -11,6 +11,7 @@ from typing import Any
 from workbench.errors import LayoutError
 from workbench.spec.near import unknown
 from workbench.spec.schedules import SCHEDULES, Schedule
+from workbench.spec.typed import typed
 
 # Outermost first. The mesh, the text form and the composition all follow this order.
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
@@ -36,15 +37,16 @@ class Layout:
     microbatches: int = 1
 
     def __post_init__(self) -> None:
-        for name, degree in (*self.degrees().items(), ("microbatches", self.microbatches)):
-            if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
-                raise LayoutError(f"{name}={degree!r} is not a degree. Use a whole number >= 1.")
+        for name, degree in self.degrees().items():
+            check_count(SHORT[name], degree)
+        check_count("microbatches", self.microbatches)
         if self.schedule not in SCHEDULES:
             raise LayoutError(unknown("schedule", str(self.schedule), SCHEDULES))
         if self.pp == 1 and (self.schedule, self.microbatches) != ("gpipe", 1):
+            alone = str(self)
             raise LayoutError(
-                f"{self.schedule} x{self.microbatches} belongs to a pipeline, and pp=1 is none. "
-                "Leave schedule and microbatches out, or use pp >= 2."
+                f"{self.schedule} x{self.microbatches} belongs to a pipeline, and {alone} is none. "
+                f'Use the layout "{alone}".'
             )
 
     def degrees(self) -> dict[str, int]:
@@ -106,30 +108,69 @@ class Layout:
         return f"{text}, {self.schedule} x{self.microbatches}" if self.pp > 1 else text
 
 
+def check_count(name: str, value: object) -> None:
+    """Raises LayoutError for a degree, or a number of microbatches, that is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        what = "number of microbatches" if name == "microbatches" else "degree"
+        raise LayoutError(f"{name}={value!r} is not a {what}. Use a whole number >= 1.")
+
+
 def parse_layout(text: str) -> Layout:
     """The Layout that a short text such as `pp2 dp2 tp2, 1f1b x8` means.
 
     Raises LayoutError for text that means none.
     """
     axes, _, order = text.partition(",")
-    long = {short: name for name, short in SHORT.items()}
     how: dict[str, Any] = {}
     for word in axes.split():
-        part = PART.fullmatch(word)
-        if not part or part[1] not in long or long[part[1]] in how:
-            raise LayoutError(
-                f"{word!r} in {text!r} is no degree. Use {', '.join(SHORT.values())} with a "
-                "number, each once, such as pp2 dp2."
-            )
-        how[long[part[1]]] = int(part[2])
-    for word in order.split():
-        if re.fullmatch(r"x[0-9]+", word):
-            how["microbatches"] = int(word[1:])
+        name, degree = _degree(word) or ("", 0)
+        if not name or name in how:
+            raise LayoutError(_no_degree(word, text))
+        how[name] = degree
+    words = order.split()
+    for place, word in enumerate(words):
+        number = re.fullmatch(r"[a-z]?([0-9]+)", word)
+        if word.startswith("x") and number:
+            how["microbatches"] = int(number[1])
+        elif number and word not in SCHEDULES:
+            right = f"{axes}, {' '.join((*words[:place], f'x{number[1]}', *words[place + 1 :]))}"
+            parse_layout(right)
+            raise LayoutError(f'{word!r} in {text!r} is no number of microbatches. Use "{right}".')
         else:
             how["schedule"] = word
     if not how:
-        raise LayoutError(f"{text!r} is no layout. Write one such as dp4 or pp2 dp2, 1f1b x8.")
+        raise LayoutError(f'{text!r} is no layout. Write one such as "dp4" or "pp2 dp2, 1f1b x8".')
     return Layout(**how)
+
+
+def _degree(word: str) -> tuple[str, int] | None:
+    """Axis and degree that a word such as `fsdp2` names."""
+    part = PART.fullmatch(word)
+    names = [name for name, short in SHORT.items() if part and short == part[1]]
+    return (names[0], int(part[2])) if part and names else None
+
+
+def _no_degree(word: str, text: str) -> str:
+    """What was meant by a word that is no degree; raises LayoutError where that is none either."""
+    words = text.replace(",", " ").split()
+    degrees = [each for each in words if _degree(each)]
+    order = [each for each in words if each in SCHEDULES or re.fullmatch(r"x[0-9]+", each)]
+    said = f"{word!r} in {text!r} is no degree"
+    if word in order and degrees and sorted(words) == sorted(degrees + order):
+        right = f"{' '.join(degrees)}, {' '.join(order)}"
+        parse_layout(right)
+        return f'{said}: it goes behind a comma. Use "{right}".'
+    if word in order and words == order:
+        given = {
+            "schedule" if each in SCHEDULES else "microbatches": _value(each) for each in order
+        }
+        return f"{said}, and a layout begins with one. Use {typed('pipeline', given)}."
+    known = ", ".join(SHORT.values())
+    return f'{said}. Use {known} with a number, each once, such as "pp2 dp2".'
+
+
+def _value(word: str) -> str | int:
+    return word if word in SCHEDULES else int(word[1:])
 
 
 @functools.lru_cache(maxsize=4096)

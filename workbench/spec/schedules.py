@@ -19,8 +19,9 @@ class Schedule:
 
     is_v: the second stage of a rank lies as far from the end as the first from the beginning, so
     the first rank holds the last stage too. least: the fewest microbatches a pipeline of n ranks
-    needs. in_rounds: the microbatches come in whole rounds of n. splits: gradients of weights are
-    computed apart from those of inputs, to fill the bubble with them.
+    needs. in_rounds: the microbatches come in as many rounds as n fits in, all of one length: four
+    ranks take 4 to 8, 10, 12, 15, ... splits: gradients of weights are computed apart from those of
+    inputs, to fill the bubble with them.
     """
 
     torch_name: str
@@ -40,8 +41,8 @@ class Schedule:
         if microbatches < least:
             return f"needs at least {least} microbatches on {ranks} pipeline ranks"
         if self.in_rounds and microbatches % (microbatches // ranks):
-            near = microbatches // ranks * ranks
-            return f"needs whole rounds of {ranks} microbatches: use {near} or {near + ranks}"
+            rounds = microbatches // ranks
+            return f"needs {rounds} rounds of equal length on {ranks} pipeline ranks"
         return ""
 
     def bubble(self, ranks: int, microbatches: int) -> float | None:

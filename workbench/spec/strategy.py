@@ -7,17 +7,21 @@ nothing below knows the name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from workbench.errors import LayoutError
-from workbench.spec.layout import Layout
+from workbench.spec.layout import Layout, check_count
+from workbench.spec.limits import Limits, use_instead, why_not
 from workbench.spec.near import unknown
+from workbench.spec.nearest import CHUNKS_PER_RANK
 from workbench.spec.schedules import SCHEDULES
+from workbench.spec.typed import typed
 
 BY = ("layers", "tensor")
-# Enough for a bubble of a third or less, and for every schedule.
-CHUNKS_PER_RANK = 2
 
 
 def none(_ranks: int) -> Layout:
@@ -65,56 +69,47 @@ def hybrid(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
 
     dp fills the rest. Without any: dp x pp2, and tp2 besides where 8 ranks allow it.
     """
+    pipe, why = pp or 1, ""
     if dp is pp is tp is None:
         if ranks < 4 or ranks % 2:
-            raise LayoutError(
-                f"{ranks} ranks have no product for hybrid by itself. Use 4, 6 or 8 ranks, or say "
-                "which: --dp, --pp, --tp."
-            )
-        pp, tp = 2, 2 if ranks % 8 == 0 else 1
-    dp, pp, tp = _product(ranks, dp, pp, tp)
-    order: dict[str, Any] = {}
-    if pp > 1:
-        chosen = pipeline(pp, microbatches=microbatches, schedule=schedule)
-        order = {"schedule": chosen.schedule, "microbatches": chosen.microbatches}
-    elif microbatches is not None or schedule is not None:
-        raise LayoutError("microbatches and schedule belong to a pipeline: use --pp 2 or more.")
-    how = {"dp_shard" if shard else "dp_replicate": dp}
-    return Layout(pp=pp, tp=tp, **how, **order)
+            have = "has" if ranks == 1 else "have"
+            why = f"{_many(ranks)} {have} no product for hybrid by itself"
+        pipe, tp = 2, 2 if ranks % 8 == 0 else 1
+    elif pipe == 1 and not microbatches is schedule is None:
+        key = "schedule" if microbatches is None else "microbatches"
+        why = f"{key} belongs to a pipeline, and pp=1 is none"
+        pipe = 2
+    chosen = pipeline(pipe, microbatches=microbatches, schedule=schedule)
+    rest = max(1, ranks // (pipe * (tp or 1)))
+    copies = {"dp_shard" if shard else "dp_replicate": rest if dp is None else dp}
+    layout = replace(chosen, tp=tp or 1, **copies)
+    if why or layout.world_size != ranks:
+        raise _UnfitError(why or _product_why(layout, ranks, dp), layout)
+    return layout
 
 
-def _product(ranks: int, dp: int | None, pp: int | None, tp: int | None) -> tuple[int, int, int]:
-    """The three degrees; raises LayoutError unless their product is the number of ranks."""
-    given = {"pp": pp or 1, "tp": tp or 1}
-    rest = given["pp"] * given["tp"]
-    found = ranks // rest if dp is None and ranks % rest == 0 else dp
-    if found is not None and found * rest == ranks:
-        return found, given["pp"], given["tp"]
-    divisors = [n for n in range(2, ranks + 1) if ranks % n == 0]
-    asked = {name: degree for name, degree in given.items() if degree > 1}
-    if dp is None and len(asked) == 1:
-        name, degree = asked.popitem()
-        use = f"Use {name}={_either(divisors)}" if divisors else "Use strategy none"
-        raise LayoutError(f"{name}={degree} does not divide {_many(ranks)}. {use}.")
-    have = given if dp is None else {"dp": dp, **given}
-    text = " x ".join(f"{name}={degree}" for name, degree in have.items())
-    size = rest * (dp or 1)
-    what = f"is {size}, and there {'is' if ranks == 1 else 'are'} {_many(ranks)}"
-    if dp is None:
-        what = f"is {size}, which does not divide {_many(ranks)}"
-    first = next((n for n in (dp, *divisors) if n in divisors[:-1]), None)
-    such = f", such as dp={first} and pp={ranks // first}" if first else ""
-    raise LayoutError(f"{text} {what}. Use degrees with the product {ranks}{such}.")
+class _UnfitError(LayoutError):
+    """near: the layout that comes nearest to what was asked for."""
+
+    def __init__(self, why: str, near: Layout) -> None:
+        super().__init__(f"{why}.")
+        self.near = near
+
+
+def _product_why(layout: Layout, ranks: int, dp: int | None) -> str:
+    """Why the degrees of a hybrid are not those of so many ranks; dp: as it was given."""
+    have = {"dp": dp, "pp": layout.pp, "tp": layout.tp}
+    used = {name: degree for name, degree in have.items() if degree and degree > 1} or {"dp": 1}
+    text = " x ".join(f"{name}={degree}" for name, degree in used.items())
+    size = math.prod(used.values())
+    if dp is not None:
+        return f"{text} takes {_many(size)}, and there {'is' if ranks == 1 else 'are'} {ranks}"
+    product = f" is {size}, which" if len(used) > 1 else ""
+    return f"{text}{product} does not divide {_many(ranks)}"
 
 
 def _many(ranks: int) -> str:
     return f"{ranks} rank{'' if ranks == 1 else 's'}"
-
-
-def _either(numbers: Sequence[int]) -> str:
-    """`2, 4 or 8`."""
-    *others, last = map(str, numbers)
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 STRATEGIES: dict[str, Callable[..., Layout]] = {
@@ -132,27 +127,61 @@ def options_of(strategy: str) -> list[str]:
 LAYOUT_OPTIONS = tuple(dict.fromkeys(option for name in STRATEGIES for option in options_of(name)))
 
 
-def layout_for(strategy: str, ranks: int, **options: Any) -> Layout:
+def layout_for(
+    strategy: str, ranks: int, *, limits: Limits | None = None, **options: Any
+) -> Layout:
     """The Layout that a strategy name with its options means on so many ranks.
 
-    Options that are None or False count as not given.
+    Options that are None or False count as not given. limits: of the model, where they are known;
+    what a refusal proposes is accepted by them.
 
     Raises LayoutError for a name that is not known, and for an option of another strategy.
     """
+    limits = limits or _any_model(ranks)
+    if strategy in SCHEDULES:
+        raise LayoutError(_of_pipeline(strategy, ranks, limits))
     taken = options_of(strategy)
     check_options(options)
     # Not `in (None, False)`: 0 is equal to False, and is to be refused.
     given = {k: value for k, value in options.items() if value is not None and value is not False}
     for key in given:
         if key not in taken:
-            whose = [name for name in STRATEGIES if key in options_of(name)]
-            # Those first that take what this strategy takes, too: hybrid for a sharded pipeline.
-            near = sorted(whose, key=lambda name: -len({*taken} & {*options_of(name)}))
-            raise LayoutError(
-                f"{key} does not go with {strategy}: it is an option of {' and '.join(whose)}. "
-                f"Use {' or '.join(near)} with {key}."
-            )
-    return STRATEGIES[strategy](ranks, **given)
+            raise LayoutError(_of_another(strategy, key, given, (ranks, limits)))
+    try:
+        return STRATEGIES[strategy](ranks, **given)
+    except _UnfitError as error:
+        raise LayoutError(f"{error} {use_instead(error.near, limits, ranks)}") from None
+
+
+def _any_model(ranks: int) -> Limits:
+    """Of a model that nothing is known of."""
+    return Limits(batch=sys.maxsize, units=[""] * 2 * ranks)
+
+
+def _of_pipeline(schedule: str, ranks: int, limits: Limits) -> str:
+    why = why_not(pipeline(ranks, schedule=schedule), limits, ranks)
+    use = f". Use {typed('pipeline', {'schedule': schedule})}."
+    return f"{schedule} is a schedule of a pipeline{f', and {why}' if why else use}"
+
+
+def _of_another(strategy: str, key: str, given: dict[str, Any], case: tuple[int, Limits]) -> str:
+    """Whose option it is, and what to type: the strategy that comes next and can be."""
+    ranks, limits = case
+    whose = [name for name in STRATEGIES if key in options_of(name)]
+    what = f"{key} does not go with {strategy}: it is an option of {' and '.join(whose)}"
+    why = ""
+    # Those first that take more of what this strategy takes: hybrid for a sharded pipeline.
+    mine = {*given, *options_of(strategy)}
+    for name in sorted(whose, key=lambda one: -len(mine & {*options_of(one)})):
+        those = {k: value for k, value in given.items() if k in options_of(name)}
+        try:
+            layout = layout_for(name, ranks, limits=limits, **those)
+            why = why_not(layout, limits, ranks)
+        except LayoutError as error:
+            why = str(error)
+        if not why:
+            return f"{what}. Use {typed(name, those)}."
+    return f"{what}, where {why}"
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -161,11 +190,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         if key not in LAYOUT_OPTIONS:
             raise LayoutError(unknown("option of a strategy", key, LAYOUT_OPTIONS))
     for name in ("dp", "pp", "tp", "microbatches"):
-        value = options.get(name)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or value < 1
-        ):
-            raise LayoutError(f"{name}={value!r} is not a degree. Use a whole number >= 1.")
+        if options.get(name) is not None:
+            check_count(name, options[name])
     if not isinstance(options.get("shard"), (bool, type(None))):
         raise LayoutError(f"shard={options['shard']!r}: use True or False.")
     for name in ("by", "schedule"):

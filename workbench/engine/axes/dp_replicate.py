@@ -48,10 +48,7 @@ def why_not(bones: nn.Module) -> str:
     """
     for name, module in bones.named_modules():
         if getattr(module, "sparse", False) is True:
-            return (
-                f"{name} has sparse gradients, which DDP does not sum right. Use sparse=False, or "
-                "a strategy without replicas of the model."
-            )
+            return f"{name} has sparse gradients, which DDP does not sum right. Use sparse=False."
     return ""
 
 

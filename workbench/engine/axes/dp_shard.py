@@ -47,11 +47,11 @@ def why_not(bones: nn.Module, optimizer_kind: str) -> str:
     if optimizer_kind in UNSHARDED:
         return (
             f"{optimizer_kind} mixes sharded and plain tensors, which torch refuses. "
-            "Use replicas, or another optimizer such as AdamW."
+            "Use another optimizer, such as AdamW."
         )
     units = blocks(bones)
     if len(set(units)) < len(units):
-        return "A block stands twice in its list, which FSDP2 cannot shard. Use replicas."
+        return "A block stands twice in its list, which FSDP2 cannot shard."
     of_param: dict[int, set[int]] = {}
     for number, unit in enumerate(units):
         for param in unit.parameters():
@@ -60,17 +60,17 @@ def why_not(bones: nn.Module, optimizer_kind: str) -> str:
     outside = {id(p) for p in _outside(bones, units)}
     for name, param in bones.named_parameters():
         if why := _param_why(param):
-            return f"{name} {why}, which FSDP2 cannot shard. Use replicas."
+            return f"{name} {why}, which FSDP2 cannot shard."
         homes = of_param.get(id(param), set()) | ({-1} if id(param) in outside else set())
         if len(homes) > 1:
             return (
                 f"{name} is shared by two blocks, or a block and the rest, which FSDP2 gathers at "
-                "different times. Use replicas."
+                "different times."
             )
         if dtypes.setdefault(frozenset(homes), param.dtype) != param.dtype:
             return (
                 f"{name} is {str(param.dtype).removeprefix('torch.')} and others beside it are "
-                "not, which FSDP2 cannot gather together. Use replicas, or one dtype."
+                "not, which FSDP2 cannot gather together. Use one dtype."
             )
     return ""
 
