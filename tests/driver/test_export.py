@@ -70,7 +70,7 @@ def test_files_that_cannot_be_written_are_one_sentence_each(clusters, tmp_path: 
     refused = {
         tmp_path / "nowhere" / "script.py": "There is no folder .*nowhere. Make it, or name anoth",
         tmp_path: "is a folder. Name a file in it",
-        taken: "taken.py is there already. --force .force=True. overwrites it",
+        taken: "taken.py is there already. force=True overwrites it, in a magic --force",
     }
     for path, says in refused.items():
         with pytest.raises(InputError, match=says) as raised:

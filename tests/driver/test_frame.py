@@ -246,7 +246,7 @@ def test_a_file_is_never_overwritten_unasked_nor_left_half(directory, tmp_path):
     tell(directory, 0, [1], 100.0)
     found = frame.table(history([1]), directory)
     frame.write(found, "a.csv")
-    with pytest.raises(InputError, match=r"a\.csv is there already\. --force"):
+    with pytest.raises(InputError, match=r"a\.csv is there already\. force=True overwrites it"):
         frame.write(found, "a.csv")
     frame.write(found, "a.csv", force=True)
     with pytest.raises(InputError, match=r"ends in \.csv or \.parquet"):

@@ -80,5 +80,7 @@ def _checked(target: Path, typed: Path, *, force: bool) -> Path:
     if target.exists() and not target.is_file():
         raise InputError(f"{shown(typed)} is no file. Name another.")
     if target.exists() and not force:
-        raise InputError(f"{shown(typed)} is there already. --force (force=True) overwrites it.")
+        raise InputError(
+            f"{shown(typed)} is there already. force=True overwrites it, in a magic --force."
+        )
     return target
