@@ -68,3 +68,17 @@ def _three_axes(rank, store):
 def test_three_axes_at_once_on_eight_ranks():
     told = on_ranks(8, _three_axes)[0]
     assert list(told.values()) == [[], []]
+
+
+def _rounds(rank, store):
+    texts = (
+        "pp2 fsdp2, interleaved x3", "pp2 dp2, zero-bubble x3", "pp4, interleaved x5",
+        "pp4, interleaved x10", "pp4, zero-bubble x7",
+    )  # fmt: skip
+    return _battery(rank, store, 4, {}, texts)
+
+
+def test_rounds_may_be_longer_than_there_are_pipeline_ranks():
+    told = on_ranks(4, _rounds)[0]
+    assert len(told) == 5
+    assert {key: what for key, what in told.items() if what} == {}
