@@ -190,8 +190,8 @@ class StandIn:
         self.change(step=one["step"])
         self._mark("restored", "save", f"Restored {what}.")
 
-    def _switch(self, strategy: str, **options: Any) -> None:
-        layout = layout_for(strategy, self._state["ranks"], **options)
+    def _switch(self, strategy: str, *, ranks: int | None = None, **options: Any) -> None:
+        layout = layout_for(strategy, ranks or self._state["ranks"], **options)
         self.lay_out(layout)
         cost = {"took_s": 0.214, "moved_bytes": 1_234_567, "layout": str(layout)}
         text = f"{layout} from step {self._state['step']} on, in 0.21 s, 1.2 MB moved."

@@ -174,3 +174,39 @@ def test_fewer_ranks_in_use_than_there_are_is_offered_all_of_them(strategy, now,
     offered = chosen(strategy, TRUNK, 8, parse_layout(now))
     assert offered["now"]
     assert offered["layout"] == text
+
+
+THREE_HEADS = Limits(batch=64, units=TRUNK.units, tensor={"heads": 3})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "now", "option", "label"),
+    [
+        (4, "tp3", "by", "Tensor"),
+        (4, "pp3", "by", "Layers"),
+        (4, "dp3", "shard", "Replicated"),
+        (4, "dp2 fsdp2", "shard", "dp2 fsdp2"),
+        (8, "pp2 dp2, gpipe x4", "degrees", "pp2 dp2"),
+        (8, "pp2 dp2 fsdp2, gpipe x4", "degrees", "pp2 dp2 fsdp2"),
+    ],
+)
+def test_what_is_there_is_chosen_whatever_it_was_made_with(ranks, now, option, label):
+    layout = parse_layout(now)
+    offered = chosen(strategy_of(layout), THREE_HEADS, ranks, layout)
+    assert offered["now"]
+    assert offered["why_not"] == ""
+    for one in offered["options"]:
+        marked = [value for value in one["values"] if value["now"]]
+        assert [(value["layout"], value["why_not"]) for value in marked] == [(str(layout), "")]
+    assert values(offered, option)[label]["now"]
+
+
+def test_options_keep_the_ranks_that_train_and_their_strategy_takes_all():
+    offered = chosen("model", THREE_HEADS, 4, parse_layout("tp3"))
+    assert offered["layout"] == "pp4, gpipe x1"
+    layers = values(offered, "by")["Layers"]
+    assert (layers["layout"], layers["args"]) == ("pp3, gpipe x1", {"by": "layers", "ranks": 3})
+    few = Limits(batch=64, units=["a", "b"], tensor={"heads": 3})
+    alone = chosen("model", few, 4, parse_layout("tp3"))
+    assert (alone["layout"], alone["why_not"]) == ("tp3", "")
+    assert values(alone, "by")["Layers"]["why_not"]

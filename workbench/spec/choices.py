@@ -2,20 +2,22 @@
 
 A value is on when it fits the ranks and the model. It keeps the other options of the strategy as
 they are; where they do not fit with it, it takes others that do. The number of microbatches alone
-changes nothing else.
+changes nothing else. A strategy takes all ranks there are; where fewer train, the values of its
+options keep those. What there is now is always one of the values, whatever it was made with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workbench.errors import LayoutError
 from workbench.spec.layout import Layout
-from workbench.spec.limits import Limits, why_not
+from workbench.spec.limits import Limits, is_fit, why_not
+from workbench.spec.nearest import CHUNKS_PER_RANK
 from workbench.spec.schedules import SCHEDULES
-from workbench.spec.strategy import BY, CHUNKS_PER_RANK, STRATEGIES, layout_for, strategy_of
+from workbench.spec.strategy import BY, STRATEGIES, layout_for, strategy_of
 
 LABELS = {
     "shard": "Copies",
@@ -33,11 +35,15 @@ Args = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Case:
-    """What a layout has to fit, and the one that is there now."""
+    """What a layout has to fit, and the one that is there now.
+
+    given: what is said besides, so that fewer ranks take part than there are.
+    """
 
     limits: Limits
     ranks: int
     now: Layout
+    given: Args = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,9 @@ def choices(limits: Limits, ranks: int, now: Layout) -> list[dict[str, Any]]:
 
     {strategy, layout, why_not, now, args, options}; an option is {name, label, values}; a value is
     {value, label, layout, why_not, now, args}. args: what `layout_for(strategy, ranks, **args)`
-    takes. layout: the text of what it gives. why_not: one sentence, or "" for what fits. A strategy
-    that does not fit has no options.
+    takes, and `ranks` where fewer take part. layout: the text of what it gives. why_not: one
+    sentence, or "" for what fits. A strategy that does not fit has no options. Each option of the
+    strategy that is now has one value that is now.
     """
     return [_choice(_Case(limits, ranks, now), strategy) for strategy in STRATEGIES]
 
@@ -64,19 +71,26 @@ def _choice(case: _Case, strategy: str) -> dict[str, Any]:
     is_now = strategy_of(case.now) == strategy
     kept = [_args(strategy, case.now)] if is_now else []
     chosen = _first(case, strategy, [*kept, *_presets(case, strategy)])
+    within, of = case, chosen
+    if is_now:
+        of = _Try(kept[0], case.now, "")
+        chosen = of if chosen.why else chosen
+    if is_now and case.now.world_size < case.ranks:
+        used = case.now.world_size
+        within = replace(case, ranks=used, given={"ranks": used})
     return {
         "strategy": strategy,
         "layout": _text(chosen),
         "why_not": chosen.why,
         "now": is_now,
         "args": chosen.args,
-        "options": [] if chosen.why else list(_options(case, strategy, chosen)),
+        "options": [] if of.why else list(_options(within, strategy, of)),
     }
 
 
 def _args(strategy: str, layout: Layout) -> Args:
     """The options of a strategy that a layout has."""
-    order: Args = {"schedule": layout.schedule, "microbatches": layout.microbatches}
+    order = _order_of(layout)
     shard = {"shard": layout.dp_shard > 1}
     degrees = {"dp": layout.dp, "pp": layout.pp, "tp": layout.tp}
     of: dict[str, Args] = {
@@ -119,6 +133,10 @@ def _precedence(degrees: Args, ranks: int) -> tuple[bool, ...]:
     all_three = ranks % 8 == 0 and degrees["pp"] == degrees["tp"] == 2
     two_stages = degrees["pp"] == 2 and degrees["tp"] == 1
     return not all_three, not two_stages, degrees["tp"] > 1, degrees["pp"] == 1
+
+
+def _order_of(layout: Layout) -> Args:
+    return {"schedule": layout.schedule, "microbatches": layout.microbatches}
 
 
 def _order(pp: int) -> Args:
@@ -183,15 +201,27 @@ def _degrees(degrees: Args, shard: bool) -> str:
 def _option(
     case: _Case, strategy: str, name: str, tries: Mapping[Any, Iterable[Args]]
 ) -> dict[str, Any]:
+    mine = _value_now(case.now, name) if strategy_of(case.now) == strategy else None
     values = []
-    for value, args in tries.items():
-        found = _first(case, strategy, args)
+    for value in ([mine] if mine is not None and mine not in tries else []) + list(tries):
+        if value == mine:
+            found = _Try(_args(strategy, case.now), case.now, "")
+        else:
+            found = _first(case, strategy, tries[value])
         label = {"shard": SHARD.get(value), "by": str(value).capitalize()}.get(name) or str(value)
         values.append({
             "value": value, "label": label, "layout": _text(found), "why_not": found.why,
-            "now": found.layout == case.now, "args": found.args,
+            "now": value == mine, "args": {**found.args, **case.given},
         })  # fmt: skip
     return {"name": name, "label": LABELS[name], "values": values}
+
+
+def _value_now(now: Layout, name: str) -> Any:
+    """The value of an option that a layout has; where no value makes it, its degrees."""
+    degrees = str(now).partition(",")[0]
+    if name == "shard":
+        return degrees if 1 < now.dp_shard < now.dp else now.dp_shard > 1
+    return degrees if name == "degrees" else {**_args("model", now), **_order_of(now)}[name]
 
 
 def _first(case: _Case, strategy: str, tries: Iterable[Args]) -> _Try:
@@ -199,21 +229,23 @@ def _first(case: _Case, strategy: str, tries: Iterable[Args]) -> _Try:
     first = None
     for args in tries:
         found = _try(case, strategy, args)
-        if not found.why:
+        if not found.why and found.layout and is_fit(found.layout, case.limits, case.ranks):
             return found
         first = first or found
     assert first is not None, f"{strategy} was never tried"
-    return first
+    if first.layout is None:
+        return first
+    return replace(first, why=why_not(first.layout, case.limits, case.ranks))
 
 
 def _try(case: _Case, strategy: str, args: Args) -> _Try:
+    """What the args mean, not yet held against the model."""
     if why := _ranks_why(strategy, case.ranks):
         return _Try(args, None, why)
     try:
-        layout = layout_for(strategy, case.ranks, **args)
+        return _Try(args, layout_for(strategy, case.ranks, limits=case.limits, **args), "")
     except LayoutError as error:
         return _Try(args, None, str(error))
-    return _Try(args, layout, why_not(layout, case.limits, case.ranks))
 
 
 def _ranks_why(strategy: str, ranks: int) -> str:

@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "stop": (),
     "save": (),
     "restore": ("what",),
-    "switch": ("strategy", "shard", "by", "microbatches", "schedule", "dp", "pp", "tp"),
+    "switch": ("strategy", "ranks", "shard", "by", "microbatches", "schedule", "dp", "pp", "tp"),
 }
 FIGURES = "figures"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
