@@ -39,6 +39,7 @@ def test_the_list_has_whole_checkpoints_the_newest_last(root):
         "bytes": 15,
         "layout": "dp2",
         "recipe": "digits",
+        "by_itself": False,
         "path": str(root / "step-100"),
     }
     assert checkpoints.list_in(root / "nowhere") == []

@@ -169,6 +169,23 @@ def test_saves_every_n_steps(clusters, tmp_path):
     assert len(run.checkpoints()) == 2
 
 
+def test_old_automatic_checkpoints_go_and_those_asked_for_stay(clusters, tmp_path):
+    how = {"save_every": 2, "keep": 2, "keep_every": 8}
+    run = clusters(2).train(cell=GOOD, steps=3, directory=tmp_path, **how)
+    run.wait(60)
+    run.save("mine")
+    run.save()
+    run.resume(steps=14)
+    run.wait(60)
+    saved = [(row["step"], row["by_itself"]) for row in run.checkpoints()]
+    named = [row["step"] for row in run.checkpoints() if not row["by_itself"]]
+    assert named == [3, 3]
+    assert [step for step, by_itself in saved if by_itself] == [8, 14, 16]
+    assert run.snapshot()["checkpoints"][-1]["name"] == run.checkpoints()[-1]["name"]
+    assert {path.name for path in (run.directory / "checkpoints").iterdir()} >= {"mine"}
+    assert not list((run.directory / "checkpoints").glob(".*.partial-*"))
+
+
 BAD = {
     "unknown recipe": (("digit",), {}, RecipeError, "Did you mean 'digits'"),
     "unknown strategy": (("digits",), {"strategy": "dat"}, LayoutError, "Did you mean 'data'"),

@@ -13,7 +13,7 @@ LAST = "last"
 
 
 def list_in(root: Path) -> list[dict[str, Any]]:
-    """Name, step, time_s, bytes, layout, recipe and path of each checkpoint, the newest last.
+    """Name, step, time_s, bytes, layout, recipe, by_itself, path of each; the newest last.
 
     Half-written ones are no checkpoints; one with a damaged manifest is left out, and `find`
     says what is wrong with it. A root that is not there has none.
@@ -65,5 +65,6 @@ def _summary(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         "bytes": sum(file["bytes"] for file in manifest["files"].values()),
         "layout": manifest.get("layout", ""),
         "recipe": manifest.get("recipe", ""),
+        "by_itself": manifest.get("by_itself", False),
         "path": str(path),
     }

@@ -126,15 +126,15 @@ def stop(run: Run) -> int:
     return run.step_now
 
 
-def save(run: Run, name: str | None = None) -> str:
-    """Write a checkpoint -> its name."""
+def save(run: Run, name: str | None = None, *, by_itself: bool = False) -> str:
+    """Write a checkpoint -> its name. by_itself: nobody asked for it, so it may go again."""
     if name is not None and (not isinstance(name, str) or name.isdigit() or name in ("", "last")):
         raise InputError(
             f"name={name!r}: use letters, digits, '-' and '_', such as before-lunch; a number "
             "or 'last' would be read as a step."
         )
     root = str(run.directory / "checkpoints")
-    meta = {"run": run.name, "metrics": run.metrics, "goal": run.goal}
+    meta = {"run": run.name, "metrics": run.metrics, "goal": run.goal, "by_itself": by_itself}
     wanted = name or f"step-{run.step_now}"
     saved = run.engines.together("save", root, wanted, name is None, meta)[0]
     run.num_saves += 1

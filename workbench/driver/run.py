@@ -19,6 +19,7 @@ from workbench.driver import checkpoints, commands, recovery
 from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
 from workbench.driver.readings import Readings
+from workbench.driver.retention import remove, superseded
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
 from workbench.errors import RunError, WorkbenchError
 from workbench.spec.choices import choices
@@ -355,9 +356,12 @@ class Run(Readings):
     def _save_by_itself(self) -> None:
         """A save that fails must not end the training it is there to keep."""
         try:
-            commands.save(self)
-        except WorkbenchError as error:
+            commands.save(self, by_itself=True)
+            for old in superseded(self.saved, self.options.keep, self.options.keep_every):
+                remove(Path(old["path"]))
+        except (WorkbenchError, OSError) as error:
             self.tell("error", str(error))
+        self.saved = self.checkpoints()
 
     def fail(self, error: WorkbenchError) -> None:
         """Stop with what went wrong as the message."""

@@ -17,8 +17,9 @@ class TrainOptions:
     batch: samples in the global batch. seed: of parameters and data order. accumulate:
     microbatches whose gradients are summed before one optimizer step. clip: largest global
     gradient norm. precision: fp32, or bf16 autocast. size: passed to recipes that have sizes.
-    save_every: steps between automatic saves, 0 for none. recompute: activation checkpointing, each
-    block's activations computed again in the backward pass instead of kept.
+    save_every: steps between automatic saves, 0 for none. keep: of these the last so many stay, 0
+    for all; keep_every: and those of every so-manieth step, 0 for none. recompute: activation
+    checkpointing, each block's activations computed again in the backward pass instead of kept.
     """
 
     steps: int = 100
@@ -29,6 +30,8 @@ class TrainOptions:
     precision: str = "fp32"
     size: str | None = None
     save_every: int = 0
+    keep: int = 0
+    keep_every: int = 0
     recompute: bool = False
 
     def __post_init__(self) -> None:
@@ -38,6 +41,8 @@ class TrainOptions:
             ("seed", 0),
             ("accumulate", 1),
             ("save_every", 0),
+            ("keep", 0),
+            ("keep_every", 0),
         ):
             value = getattr(self, name)
             if value is None and name in ("batch", "seed"):
@@ -49,6 +54,11 @@ class TrainOptions:
         is_number = isinstance(self.clip, (int, float)) and not isinstance(self.clip, bool)
         if self.clip is not None and not (is_number and self.clip > 0 and math.isfinite(self.clip)):
             raise InputError(f"clip={self.clip!r}: use a gradient norm > 0, e.g. 1.0.")
+        if self.keep_every and not self.keep:
+            raise InputError(
+                f"keep_every={self.keep_every} says what stays besides the last ones: give keep, "
+                "such as keep=3, too."
+            )
         if not isinstance(self.recompute, bool):
             raise InputError(f"recompute={self.recompute!r}: use True or False.")
         if not isinstance(self.size, (str, type(None))):

@@ -60,6 +60,8 @@ class TrainMagics(Commands):
     )
     @argument("--size", type=word, help="for recipes that have sizes, e.g. small")
     @argument("--save-every", type=whole, metavar="N", help="save by itself every N steps")
+    @argument("--keep", type=whole, metavar="N", help="of those keep the last N (all)")
+    @argument("--keep-every", type=whole, metavar="M", help="and those of each M-th step")
     @argument("--dir", type=word, help="where the run's folder is made (runs)")
     @argument(
         "--restore",
