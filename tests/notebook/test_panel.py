@@ -173,6 +173,18 @@ def test_a_frame_has_the_options_of_the_strategy_that_is_on(run):
     assert sent["pipeline"]["args"] == {"schedule": "1f1b", "microbatches": 8}
 
 
+def test_only_ranks_that_train_are_counted(run):
+    def told() -> tuple:
+        seen = run.snapshot()
+        first, html = as_text(seen).splitlines()[0], as_html(seen, en.TEXTS)
+        return json.loads(frame(seen))["used"], first, "last throughput" in html
+
+    run.lay_out(parse_layout("tp3"))
+    assert told() == (3, "digits-3: running, step 137 of 500, tp3 on 3 of 4 ranks", False)
+    run.change(state="gone")
+    assert told() == (0, "digits-3: gone, step 137 of 500, tp3 on 0 of 4 ranks", True)
+
+
 def test_a_frame_of_a_run_that_is_not_built_yet(run):
     bare = {k: v for k, v in run.snapshot().items() if k not in ("choices", "places", "stages")}
     assert json.loads(lists(bare))["choices"] == []

@@ -130,8 +130,14 @@ function render({ model, el }) {
     put(nums.throughput.u, ` ${t[s.unit] || s.unit}`);
     put(nums.communication.v, share(s.comm));
     put(nums.idle.v, share(s.idle));
-    put(nums.ranks.v, `${whole(s.alive)} / ${whole(s.ranks)}`);
-    const lost = s.alive < s.ranks && s.state !== "gone";
+    const over = s.state === "gone", lost = s.alive < s.ranks && !over, all = whole(s.ranks), first = s.used < s.ranks - 1 ? t.many_ranks : `${t.rank} {first}`;
+    // An ended run shows its last numbers, and says so.
+    for (const name of ["throughput", "communication", "idle"]) {
+      put(nums[name].k, over ? t.last_of.replace("{name}", t[name]) : t[name]);
+      nums[name].classList.toggle("wb-over", over);
+    }
+    put(nums.ranks.v, lost ? `${whole(s.alive)} / ${all}` : s.used < s.ranks ? t.some_of.replace("{some}", whole(s.used)).replace("{all}", all) : `${all} / ${all}`);
+    set(nums.ranks, "title", lost || over || s.used === s.ranks ? "" : `${t.idle}: ${first.replace("{first}", s.used).replace("{last}", s.ranks - 1)}`);
     if (changed("lost", lost)) {
       nums.ranks.classList.toggle("wb-lost", lost);
       nums.ranks.u.replaceChildren(...(lost ? [icon("warn")] : []));

@@ -32,6 +32,7 @@ def frame(snapshot: Mapping[str, Any]) -> bytes:
         rows = [many.mean(group) for group in many.groups(rows)]
     if len(engines) > many.MOST:
         engines = many.troubled_first(engines)
+    kept["used"] = used(snapshot)
     kept["by_rank"] = [_rounded(row) for row in rows]
     kept["engines"] = [_rounded(row) for row in engines]
     kept["curve"] = {
@@ -39,6 +40,14 @@ def frame(snapshot: Mapping[str, Any]) -> bytes:
         for key, values in (snapshot.get("curve") or {}).items()
     }
     return encoded(kept)
+
+
+def used(snapshot: Mapping[str, Any]) -> int:
+    """How many ranks train: none once the run has ended, fewer than there are where some wait."""
+    if snapshot["state"] == "gone":
+        return 0
+    waiting = sum(place["idle"] for place in snapshot.get("places") or ())
+    return min(snapshot["alive"], snapshot["ranks"] - waiting)
 
 
 def lists(snapshot: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from workbench.notebook.panel import many
-from workbench.notebook.panel.frame import PARTS
+from workbench.notebook.panel.frame import PARTS, used
 from workbench.spec.formats import digits, percent, rate, size
 
 POINTS = 240
@@ -55,7 +55,7 @@ def as_text(snapshot: Mapping[str, Any]) -> str:
     return "\n".join(
         (
             f"{snapshot['name']}: {snapshot['state']}, step {_steps(snapshot, ' of ')}, "
-            f"{snapshot['layout']} on {snapshot['alive']} of {snapshot['ranks']} ranks{message}",
+            f"{snapshot['layout']} on {used(snapshot)} of {snapshot['ranks']} ranks{message}",
             f"loss {digits(snapshot['loss'])}{metrics}",
             f"{rate(snapshot['rate'], snapshot['unit'])}, "
             f"{percent(snapshot['comm'])} of a step in communication, "
@@ -101,15 +101,20 @@ def _unit(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
 
 
 def _numbers(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    is_over = snapshot["state"] == "gone"
+    live = [
+        texts["last_of"].format(name=texts[name]) if is_over else texts[name]
+        for name in ("throughput", "communication", "idle")
+    ]
     pairs = [
         (snapshot["name"], texts.get(snapshot["state"], snapshot["state"])),
         (texts["step"], _steps(snapshot, " / ")),
         (texts["loss"], digits(snapshot["loss"])),
         *((name, digits(value)) for name, value in (snapshot["metrics"] or {}).items()),
-        (texts["throughput"], rate(snapshot["rate"], _unit(snapshot, texts))),
-        (texts["communication"], percent(snapshot["comm"])),
-        (texts["idle"], percent(snapshot.get("idle"))),
-        (texts["ranks"], f"{snapshot['alive']} / {snapshot['ranks']}"),
+        (live[0], rate(snapshot["rate"], _unit(snapshot, texts))),
+        (live[1], percent(snapshot["comm"])),
+        (live[2], percent(snapshot.get("idle"))),
+        (texts["ranks"], _ranks(snapshot, texts)),
         (texts["layout"], snapshot["layout"]),
     ]
     cells = "".join(
@@ -120,6 +125,15 @@ def _numbers(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     message = snapshot["message"]
     said = f'<div style="margin-bottom:8px">{escape(message)}</div>' if message else ""
     return f'<div style="display:flex;flex-wrap:wrap">{cells}</div>{said}'
+
+
+def _ranks(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    """Those that train of those there are; as a fraction where all train, or some are lost."""
+    some, ranks = used(snapshot), snapshot["ranks"]
+    is_whole = snapshot["alive"] == ranks or snapshot["state"] == "gone"
+    if some < ranks and is_whole:
+        return texts["some_of"].format(some=some, all=ranks)
+    return f"{snapshot['alive']} / {ranks}"
 
 
 def _figure(title: str, drawing: str, width: int = WIDTH, height: int = HEIGHT) -> str:

@@ -21,6 +21,8 @@ TEXTS = {
     "ranks": "ranks",
     "lossy": "approximate",
     "measured_at": "measured at step",
+    "last_of": "last {name}",
+    "some_of": "{some} of {all}",
     # controls
     "panel": "Training",
     "controls": "Controls",
@@ -98,7 +100,7 @@ TEXTS = {
     "begin": "begins at",
     "takes": "takes",
     "waits_for": "waits for",
-    "straggler": "The others waited {time} for rank {rank}.",
+    "straggler": "the others waited {time} for rank {rank}",
     "bubble": "bubble {measured}, formula {formula}",
     "busiest": "each row the busiest of {of} ranks",
     # the layout

@@ -19,6 +19,8 @@ TEXTS = {
     "ranks": "进程数",
     "lossy": "近似",
     "measured_at": "测于步",
+    "last_of": "最后的{name}",
+    "some_of": "{some} / {all}",
     # controls
     "panel": "训练",
     "controls": "控制",
@@ -96,7 +98,7 @@ TEXTS = {
     "begin": "开始于",
     "takes": "用时",
     "waits_for": "等待",
-    "straggler": "其他进程为等待进程 {rank} 花了 {time}。",
+    "straggler": "其他进程为等待进程 {rank} 花了 {time}",
     "bubble": "气泡 {measured}，公式值 {formula}",
     "busiest": "每行是 {of} 个进程中最忙的一个",
     # the layout
