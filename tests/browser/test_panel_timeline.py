@@ -75,24 +75,32 @@ def test_a_held_step_stays_while_the_training_goes_on(lab: Lab):
 
 
 def test_two_layouts_are_compared_on_one_scale(lab: Lab):
-    shown(lab, "run.ask('switch', strategy='pipeline').result(); run.advance(5)")
+    to = "run.ask('switch', strategy='{}').result(); run.advance(5)"
+    slow = "run.slow_ms = {2: 30.0}\n"
+    shown(lab, to.format("pipeline"), slow + to.format("hybrid"))
+    assert lab.run(2)
+    titled(lab, "step 142 \u00b7 pp4, 1f1b x8")
     press(lab, "Hold")
     before = lab.cell(1).locator(".wb-lanes canvas").bounding_box()
-    assert lab.run(2)
-    lab.cell(1).locator(".wb-number b", has_text="142").first.wait_for(timeout=WAIT_MS)
+    assert lab.run(3)
+    lab.cell(1).locator(".wb-number b", has_text="147").first.wait_for(timeout=WAIT_MS)
     press(lab, "Compare")
-    titled(lab, "dp4", ".wb-block")
+    titled(lab, "pp4", ".wb-block")
     heads = lab.cell(1).locator(".wb-block").all_inner_texts()
     assert [text.rsplit(" \u00b7 ", 1)[0] for text in heads] == [
-        "held step 137 \u00b7 dp4",
-        "now step 142 \u00b7 pp4, 1f1b x8",
+        "held step 142 \u00b7 pp4, 1f1b x8",
+        "now step 147 \u00b7 pp2 dp2, 1f1b x4",
     ]
+    # Each with its own numbers.
+    assert "bubble 28 %, formula 27 %" in heads[0]
+    assert "formula 20 %" in heads[1]
+    titled(lab, "the others waited 30.0 ms for rank 2", ".wb-block:nth-child(2) .wb-warn")
     after = lab.cell(1).locator(".wb-lanes canvas").bounding_box()
     assert before is not None
     assert after is not None
     assert after["height"] > 1.4 * before["height"]
     press(lab, "Compare")
-    titled(lab, "step 137 \u00b7 dp4")
+    titled(lab, "step 142 \u00b7 pp4, 1f1b x8")
 
 
 def test_a_span_under_the_pointer_says_what_it_is(lab: Lab):
@@ -133,9 +141,11 @@ def test_arrow_keys_go_from_span_to_span(lab: Lab):
 
 
 def test_a_slow_rank_is_named(lab: Lab):
-    shown(lab, "run.slow_ms = {2: 30.0}; run.advance(1)")
+    shown(lab, "run.slow_ms = {2: 30.0}\nrun.ask('switch', strategy='pipeline'); run.advance(1)")
     assert lab.run(2)
-    titled(lab, "The others waited 30.0 ms for rank 2.", ".wb-note.wb-warn")
+    titled(lab, "the others waited 30.0 ms for rank 2", ".wb-note.wb-warn")
+    # A bubble is nobody's fault.
+    titled(lab, "formula 27 %", ".wb-note:not(.wb-warn)")
 
 
 @pytest.mark.parametrize("ranks", [16, 64])

@@ -16,6 +16,12 @@ function timeline(fig, kit, isLarge) {
   tip.hidden = true;
 
   const again = () => { at = null; drawn = ""; if (last) show(last); };
+  // What is read of a step beside its boxes: [[text, whether it accuses]].
+  const notes = (it) => [
+    it.straggler ? [fill(t.straggler, { rank: it.straggler.rank, time: ms(it.straggler.ms) }), true] : null,
+    it.bubble == null || it.formula == null ? null : [fill(t.bubble, { measured: percent(it.bubble), formula: percent(it.formula) })],
+    it.ranks[0]?.ranks > 1 ? [fill(t.busiest, { of: it.ranks[0].ranks })] : null,
+  ].filter(Boolean).map(([text, warns]) => make("span", { class: `wb-note${warns ? " wb-warn" : ""}` }, text));
   const title = (it) => `${t.step} ${whole(it.step)} \u00b7 ${it.layout} \u00b7 ${ms(it.wall_ms)}`;
 
   // Colours and hatches of the theme, once for each.
@@ -169,23 +175,23 @@ function timeline(fig, kit, isLarge) {
   }
   const refresh = () => { drawn = ""; if (last) show(last); };
 
-  function words4(s) {
-    const shown = held || live, slow = shown?.straggler, { bubble, bubble_formula: formula } = s.derived || {};
-    put(fig.sub, shown && !both ? title(shown) : "");
-    const of = shown?.ranks[0]?.ranks, notes = [of > 1 ? fill(t.busiest, { of }) : "", slow ? fill(t.straggler, { rank: slow.rank, time: ms(slow.ms) }) : "", bubble != null && formula != null && !held ? fill(t.bubble, { measured: percent(bubble), formula: percent(formula) }) : ""];
-    put(fig.note, both ? "" : notes.filter(Boolean).join(" \u00b7 "));
-    fig.note.classList.toggle("wb-warn", !!slow);
+  function words4() {
+    const shown = both ? null : held || live;
+    put(fig.sub, shown ? title(shown) : "");
+    if (kit.changed("notes", shown && [shown.step, shown.layout, shown.bubble])) fig.note.replaceChildren(...(shown ? notes(shown) : []));
     put(hold.lastChild, held ? t.held_now : t.hold);
     for (const [one, is] of [[hold, !!held], [compare, both]]) { set(one, "aria-pressed", is); set(one, "aria-disabled", !live); }
   }
-  fig.note = make("span", { class: "wb-note" });
+  fig.note = make("span");
   fig.head.parentNode.append(fig.note);
 
   function show(s) {
     last = s;
     live = s.sample || live;
     if (!s.sample && !s.step) live = null;
-    words4(s);
+    // The bubble is told of the layout there is now; a step that is held keeps its own.
+    if (live && !("bubble" in live)) Object.assign(live, { bubble: null }, s.layout === live.layout ? { bubble: s.derived?.bubble, formula: s.derived?.bubble_formula } : {});
+    words4();
     const shown = both && held ? [held, live] : [held || live].filter(Boolean);
     fig.wait.hidden = shown.length > 0;
     put(fig.wait, t.no_times);
@@ -201,7 +207,7 @@ function timeline(fig, kit, isLarge) {
     if (at) settle();
     paint(width, height, ratio);
     heads.replaceChildren(...blocks.filter((block) => block.note).map((block) => {
-      const head = make("div", { class: "wb-block" }, make("b", {}, block.note), ` ${title(block.sample)}`);
+      const head = make("div", { class: "wb-block" }, make("b", {}, block.note), ` ${title(block.sample)}`, ...notes(block.sample));
       head.style.top = `${block.head}px`;
       return head;
     }));
