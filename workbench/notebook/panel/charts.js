@@ -9,6 +9,10 @@ function reach(last, goal) {
 const plain = (text) => text.replace(/[<&]/g, (c) => (c === "<" ? "&lt;" : "&amp;"));
 const MEMORY = ["parameters", "gradients", "optimizer", "activations"];
 const MB = 1e6;
+// Names of marks above a curve: how many rows, and their height in em.
+const ROWS = 3, ROW = 1.1;
+// In letters; those of Chinese are as wide as two.
+const letters = (text) => [...text].reduce((sum, char) => sum + (char > "\u2e80" ? 2 : 1), 0);
 
 function charts(f, root, body, { digits, speed, put, set, make, changed, button, t }) {
   let look;
@@ -18,10 +22,12 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
     look = { px, colour, family: style.fontFamily, ink: colour("dim"), em: (x) => Math.round(x * px) };
   }
   const axis = (more) => ({ gridcolor: look.colour("grid"), linecolor: look.colour("grid"), zeroline: false, fixedrange: true, tickfont: { size: look.em(0.9) }, ...more });
-  function draw(fig, data, x, y, more = {}) {
-    const { px, em, family, ink } = look, width = fig.plot.clientWidth, height = fig.plot.clientHeight, tall = height - fig.keys.offsetHeight > 11 * px;
+  const margins = (fig, tall, rows = 1) => ({ l: look.em(3.6), r: look.em(1.4), t: Math.max(look.em(tall ? 2.6 : 1.6), fig.keys.offsetHeight + look.em(1) + (rows - 1) * look.em(ROW)), b: look.em(tall ? 2.9 : 1.7) });
+  const isTall = (fig) => fig.plot.clientHeight - fig.keys.offsetHeight > 11 * look.px;
+  function draw(fig, data, x, y, { rows, ...more } = {}) {
+    const { px, em, family, ink } = look, width = fig.plot.clientWidth, height = fig.plot.clientHeight, tall = isTall(fig);
     fig.wait.hidden = true;
-    window.Plotly.react(fig.plot, data, { width, height, margin: { l: em(3.6), r: em(1.4), t: Math.max(em(tall ? 2.6 : 1.6), fig.keys.offsetHeight + em(1)), b: em(tall ? 2.9 : 1.7) }, showlegend: false,
+    window.Plotly.react(fig.plot, data, { width, height, margin: margins(fig, tall, rows), showlegend: false,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family, size: em(0.9), color: ink }, dragmode: false, hovermode: "x",
       hoverlabel: { font: { family, size: em(0.9) } }, xaxis: axis({ title: tall ? { text: x.name, standoff: em(0.4) } : undefined, showgrid: false, ...x }),
       yaxis: axis({ nticks: Math.max(3, Math.floor(height / (2.6 * px))), ...y }), uirevision: 1, ...more }, { displayModeBar: false, responsive: false });
@@ -35,35 +41,38 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
     const marks = s.marks.filter((m) => m.step <= end).map((m) => ({ ...m, cost: m.took_s == null ? "" : spent(m) }));
     for (let i = marks.length - 1; i > 0; i--)
       if (marks[i].step === marks[i - 1].step) marks.splice(i - 1, 2, { ...marks[i - 1], ...marks[i], label: `${marks[i - 1].label}, ${marks[i].label}`, cost: marks[i].cost || marks[i - 1].cost });
-    const label = ({ lines, at }) => ({ text: lines.map(plain).join("<br>"), showarrow: false, xref: "x", x: (at / plotted) * end, xanchor: "center", yref: "paper", y: 1, yanchor: "bottom", font: { size: em(0.85), color: ink } });
-    // Newest first: a name that would run into a newer one stays off, and then a cost into any.
-    const span = (m, lines) => {
-      const half = 0.28 * em(0.85) * Math.max(...lines.map((it) => it.length)), at = Math.min(Math.max((m.step / end) * plotted, half), plotted - half);
-      return { m, lines, at, from: at - half, to: at + half + em(0.5) };
+    // A name lies over its line, or begins or ends there.
+    const span = (m, lines, side = 0, row = 0) => {
+      const half = 0.28 * em(0.85) * Math.max(...lines.map(letters)), at = Math.min(Math.max((m.step / end) * plotted + side * half, half), plotted - half);
+      return { m, lines, at, row, from: at - half, to: at + half + em(0.5) };
     };
+    const free = (one) => labels.every((it) => it.m === one.m || it.row !== one.row || one.to <= it.from || it.to <= one.from);
+    // Newest first, in as few rows as will do; what has no place in any stays off.
     for (const m of [...marks].reverse()) {
-      const one = span(m, [m.label]);
-      if (!labels.some((it) => one.to > it.from)) labels.push(one);
+      const tries = [0, 1, -1].flatMap((side) => Array.from({ length: tall ? ROWS : 2 }, (_, row) => span(m, [m.label], side, row))), one = tries.find(free);
+      if (one) labels.push(one);
     }
+    const rows = Math.max(1, ...labels.map((it) => it.row + 1)), { t: top, b: bottom } = margins(fig, isTall(fig), rows), row = em(ROW) / Math.max(1, fig.plot.clientHeight - top - bottom);
     labels.forEach((old, i) => {
       const one = span(old.m, [old.m.label, old.m.cost]);
-      if (tall && !fig.keys.firstChild && old.m.cost && labels.every((it) => it === old || one.to <= it.from || it.to <= one.from)) labels[i] = one;
+      if (rows === 1 && tall && !fig.keys.firstChild && old.m.cost && free(one)) labels[i] = one;
     });
+    const label = ({ lines, at, row }) => ({ text: lines.map(plain).join("<br>"), showarrow: false, xref: "x", x: (at / plotted) * end, xanchor: "center", yref: "paper", y: 1, yanchor: "bottom", yshift: row * em(ROW), borderpad: 0, bgcolor: look.colour("paper"), font: { size: em(0.85), color: ink } });
     for (const m of marks) {
       const near = steps.findIndex((step) => step >= m.step);
       if (m.cost && near >= 0) dots.push([m.step, values[near], plain([m.label, m.layout, m.cost].filter(Boolean).join(": "))]);
     }
-    return { dots, labels: labels.map(label), shapes: marks.map((m) => ({ type: "line", x0: m.step, x1: m.step, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1.5, dash: "dot" } })) };
+    return { dots, rows, labels: labels.map(label), shapes: marks.map((m) => ({ type: "line", x0: m.step, x1: m.step, yref: "paper", y0: 0, y1: 1 + row * (labels.find((it) => it.m === m)?.row || 0), line: { color: ink, width: 1.5, dash: "dot" } })) };
   }
   function line(s, fig, name, key, y, unit) {
     pen();
     const { px, colour, ink } = look, steps = s.curve.step || [], end = reach(steps[steps.length - 1] ?? 0, s.goal);
     const values = s.curve[key] || [], any = values.some((v) => v != null), few = steps.length < 12;
-    const { dots, labels, shapes } = any ? marked(s, values, steps, end, fig) : { dots: [], labels: [], shapes: [] };
+    const { dots, labels, shapes, rows } = any ? marked(s, values, steps, end, fig) : { dots: [], labels: [], shapes: [] };
     draw(fig, [{ x: steps, y: values, mode: few ? "lines+markers" : "lines", line: { color: colour(name), width: px / 6.5 }, marker: { size: px / 2.2 }, connectgaps: false, hovertemplate: `%{y}${unit}<extra>${t.step} %{x:,}</extra>` },
       { x: dots.map((d) => d[0]), y: dots.map((d) => d[1]), text: dots.map((d) => d[2]), mode: "markers", marker: { size: px / 1.7, color: colour("paper"), line: { color: ink, width: px / 8 } }, hovertemplate: "%{text}<extra></extra>" }],
       { name: t.step, range: [0, end], tickformat: ",d", nticks: 6 }, any ? y : { range: [0, 1], showticklabels: false, showgrid: false },
-      any ? { shapes, annotations: labels } : blank(t.no_steps));
+      any ? { shapes, annotations: labels, rows } : blank(t.no_steps));
   }
   // Stacked bars by rank. bars: [[name, colour, values, pattern, hover text]]. A row may stand for several ranks.
   const places = (rows) => rows.map((row, at) => (row.ranks > 1 ? at * rows[0].ranks : row.rank));
