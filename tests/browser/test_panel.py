@@ -27,6 +27,16 @@ MARKS = (
     "() => [...document.querySelectorAll('.wb-plot')].slice(0, 2).map(p =>"
     " [p.layout.annotations[0].text, p.data[1].x[0]])"
 )
+NAMED = (
+    "() => document.querySelector('.wb-plot').layout.annotations.map(a => [a.text, a.yshift > 0])"
+)
+# What is wider than its place.
+CUT = (
+    "() => [...document.querySelectorAll('.wb-panel *')].filter(e => e.scrollWidth >"
+    " e.clientWidth + 1 && getComputedStyle(e).textOverflow !== 'ellipsis' &&"
+    " getComputedStyle(e).display !== 'inline' && e.clientWidth"
+    " && !e.closest('svg')).map(e => e.className)"
+)
 WAIT_MS = 20_000
 
 
@@ -85,7 +95,14 @@ def test_buttons_command_the_run_and_follow_its_state(lab: Lab):
 
 
 def test_a_strategy_and_its_options_are_pressed_and_pictured(lab: Lab):
-    shown(lab, ("panel", "run.advance(10)\n[args for _, args in run.commands]"))
+    three = (
+        "import dataclasses\n"
+        "from workbench.spec.layout import Layout\n"
+        "run.limits = dataclasses.replace(run.limits, tensor={'heads': 3})\n"
+        "run.lay_out(Layout(tp=3))"
+    )
+    told = "run.advance(10)\n[args for _, args in run.commands]"
+    shown(lab, ("panel", told, three, "run.change(state='gone')"))
     assert lab.page.evaluate(RANKS) == ["rank 0holds 100 %"] + [
         f"rank {rank}holds 100 %" for rank in (1, 2, 3)
     ]
@@ -105,17 +122,33 @@ def test_a_strategy_and_its_options_are_pressed_and_pictured(lab: Lab):
     assert lab.run(2)
     assert "{'strategy': 'pipeline', 'microbatches': 16, 'schedule': '1f1b'}" in lab.output(2)
     drawn(lab, 147, ranks=1)
+    wait_for(lab, ".wb-number.ranks[title='idle: ranks 1 to 3'] b", "1 of 4")
+    # A layout that no button leads to is chosen all the same.
+    assert lab.run(3)
+    wait_for(lab, ".wb-number.ranks[title='idle: rank 3'] b", "3 of 4")
+    wait_for(lab, ".wb-options [aria-pressed=true][aria-disabled=false]", "Inside layers")
+    assert lab.run(4)
+    wait_for(lab, ".wb-number.ranks b", "0 of 4")
+    wait_for(lab, ".wb-over .wb-label", "last throughput")
     assert lab.complaints == []
 
 
 def test_a_switch_is_marked_with_what_it_cost(lab: Lab):
-    shown(lab, ("panel", "run.advance(10)"))
+    names = ["data", "model", "hybrid", "none"] * 2
+    more = f"for name in {names}:\n    run.ask('switch', strategy=name)\n    run.advance(40)"
+    shown(lab, ("panel", "run.advance(10)", more))
     press(lab, "Pipeline")
     wait_for(lab, ".wb-cost", "switched at step 137 in 0.21 s, 1.2 MB moved")
     assert lab.run(2)
     drawn(lab, 147)
     marked = lab.page.evaluate(MARKS)
     assert marked == [["pipeline<br>0.21 s, 1.2 MB", 137], ["pipeline", 137]]
+    assert lab.run(3)
+    drawn(lab, 467, ranks=1)
+    named = lab.page.evaluate(NAMED)
+    assert [name for name, _ in named] == [*reversed(names), "pipeline"]
+    assert not named[0][1]
+    assert any(is_higher for _, is_higher in named)
 
 
 def test_a_button_that_is_off_says_why_and_sends_nothing(lab: Lab):
@@ -128,7 +161,10 @@ def test_a_button_that_is_off_says_why_and_sends_nothing(lab: Lab):
     shown(lab, (few, "run.commands"))
     off = lab.cell(1).get_by_role("button", name="Pipeline", exact=True)
     lab.page.wait_for_function("() => document.querySelectorAll('.wb-option').length === 1")
-    why = "needs 4 stages, and the model has 3 parts with parameters (a, b, c). Use pp <= 3."
+    why = (
+        "needs 4 stages, and the model has 3 parts with parameters (a, b, c). "
+        'Use the layout "pp3, 1f1b x6" (3 of 4 ranks) or "pp2 dp2, 1f1b x4".'
+    )
     assert off.is_disabled()
     assert off.get_attribute("title") == off.get_attribute("aria-description")
     assert (off.get_attribute("title") or "").endswith(why)
@@ -269,23 +305,28 @@ def test_the_notebook_keeps_a_picture_of_the_end(lab: Lab):
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("width", [1920, 1280, 760, 480])
 def test_nothing_is_cut_or_covered(lab: Lab, width: int, ranks: int):
-    cells = (f"run = StandIn(ranks={ranks}, step=137)\nrun.ask('switch', strategy='hybrid')",)
-    lab.open(lab.write("panel.ipynb", (SETUP, *cells, "Panel(run)")))
+    strategy = {4: "pipeline", 8: "hybrid"}[ranks]
+    is_big, height = (True, 1080) if width == 1920 else (False, 720)
+    cell = f"run = StandIn(ranks={ranks}, step=137)\nrun.ask('switch', strategy={strategy!r})"
+    lab.open(lab.write("panel.ipynb", (SETUP, cell, f"Panel(run, big={is_big})")))
     for index in range(3):
         assert lab.run(index)
     drawn(lab, ranks=ranks)
-    lab.page.set_viewport_size({"width": width, "height": 720})
+    lab.page.set_viewport_size({"width": width, "height": height})
     lab.page.wait_for_function(
         "() => [...document.querySelectorAll('.wb-plot')].filter(p => p.clientWidth).every("
         "p => Math.abs(p.querySelector('.main-svg').clientWidth - p.clientWidth) < 2)"
     )
-    cut = lab.page.evaluate(
-        "() => [...document.querySelectorAll('.wb-panel *')].filter(e => e.scrollWidth >"
-        " e.clientWidth + 1 && getComputedStyle(e).textOverflow !== 'ellipsis' &&"
-        " getComputedStyle(e).display !== 'inline' && e.clientWidth"
-        " && !e.closest('svg')).map(e => e.className)"
-    )
-    assert cut == []
+    assert lab.page.evaluate(CUT) == []
+    if is_big:  # controls in two rows, and a row of figures whole on a projector
+        top, pause, save, loss = (
+            lab.cell(2).locator(css).first.bounding_box() or {}
+            for css in (".wb-panel", ".wb-group", ".wb-controls > .wb-button", ".wb-of-loss")
+        )
+        assert save["y"] == pause["y"]
+        assert loss["y"] - top["y"] < 0.35 * height
+        assert loss["y"] + loss["height"] - top["y"] < 0.6 * height
+        assert "rank" in lab.cell(2).locator(".wb-rank").first.inner_text()
 
 
 def test_a_closed_panel_leaves_the_page(lab: Lab):

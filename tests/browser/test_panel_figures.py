@@ -115,7 +115,12 @@ def test_communication_is_listed_by_axis_and_kind(lab: Lab):
         lab,
         "[(c['axis'], c['op'], c['bus_gbps'] is None) for c in run.snapshot()['sample']['comms']]",
     )
-    press(lab, "Communication")
+    for name in ("Memory", "Communication", "Engines"):
+        press(lab, name)
+    fits = "([name]) => { const t = document.querySelector(`.wb-of-${name} .wb-scroll`);"
+    fits += " return t.querySelector('td') && t.scrollWidth <= t.clientWidth; }"
+    for name in ("comms", "engines"):
+        lab.page.wait_for_function(fits, arg=[name], timeout=WAIT_MS)
     rows = lab.page.evaluate(TABLE, "comms")
     assert rows[0] == [
         "axis", "operation", "count", "bytes", "time", "exposed", "waiting", "overlapped",
@@ -138,7 +143,10 @@ def test_engines_are_listed_and_a_lost_one_is_told(lab: Lab):
         "rows[2].update(state='gone', cpu=None, resident=None)\n"
         "rows[1]['gpu'] = {'name': 'H200', 'utilisation': 0.83, 'memory': 12_300_000_000,"
         " 'temperature_c': 61, 'power_w': 402.3}\n"
-        "run.change(engines=rows, alive=3)"
+        "run.change(engines=rows, alive=3)\n"
+        "run.tell('error', 'Rank 2 is gone.')\n"
+        "run.tell('error', 'No strategy of that name.')\n"
+        "run.change(state='failed', message='Rank 2 is gone.')"
     )
     shown(lab, lost)
     press(lab, "Engines")
@@ -147,6 +155,9 @@ def test_engines_are_listed_and_a_lost_one_is_told(lab: Lab):
     assert [row[3] for row in rows[1:]] == ["41200", "41201", "41202", "41203"]
     assert lab.run(2)
     lab.cell(1).locator(".wb-dead", has_text="gone").wait_for(timeout=WAIT_MS)
+    # What was refused does not cry as what stopped the run does.
+    assert lab.cell(1).locator("li.wb-error").count() == 2
+    assert lab.cell(1).locator("li.wb-fault span").all_inner_texts() == ["Rank 2 is gone."]
     rows = lab.page.evaluate(TABLE, "engines")
     assert rows[2][6:] == ["83 %", "12 GB", "61 \u00b0C", "402 W"]
     assert rows[3][4:] == ["\u2013", "\u2013", "\u2013", "\u2013", "\u2013", "\u2013"]
@@ -179,6 +190,13 @@ def test_a_chinese_panel_has_no_english_of_its_own(lab: Lab):
     for name in ("\u5185\u5b58", "\u901a\u4fe1", "\u5f15\u64ce"):  # memory, communication, engines
         press(lab, name)
     lab.cell(1).locator(".wb-of-engines td").first.wait_for()
+    # Under the title, beside the buttons.
+    keys, tools = (
+        [it.bounding_box() or {} for it in lab.cell(1).locator(f".wb-of-time {css}").all()]
+        for css in (".wb-legend > span", ".wb-tools")
+    )
+    assert keys
+    assert all(it["x"] + it["width"] < tools[0]["x"] for it in keys)
     own = ".wb-label, .wb-button, .wb-title, .wb-legend, .wb-unit, th, p, .wb-pill, .wb-wait"
     said = lab.cell(1).locator(f":is({own})").all_inner_texts()
     assert len(said) > 60

@@ -49,13 +49,16 @@ export function figures(el, chooser, root, body, kit) {
   function arrange() {
     const px = parseFloat(getComputedStyle(body).fontSize), width = el.clientWidth, gap = 1.4 * px;
     for (const [kind, [least, names]] of Object.entries(KINDS)) {
-      const shown = names.filter((name) => (one ? one === name : chosen.has(name))), fit = Math.max(1, Math.floor((width + gap) / (Math.min(least * px, width) + gap)));
+      const chosenOnes = names.filter((name) => (one ? one === name : chosen.has(name))), fit = Math.max(1, Math.floor((width + gap) / (Math.min(least * px, width) + gap)));
+      // A table that needs more than its column has the whole width, above the others.
+      const whole = chosenOnes.filter((name) => fig[name].needs_em * px > (width + gap) / fit - gap), shown = chosenOnes.filter((name) => !whole.includes(name));
       const columns = Math.ceil(shown.length / Math.ceil(shown.length / fit)) || 1;
-      boxes[kind].hidden = !shown.length;
+      boxes[kind].hidden = !chosenOnes.length;
       boxes[kind].style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
       for (const name of names) {
-        fig[name].hidden = !shown.includes(name);
-        fig[name].style.gridColumn = name === shown[shown.length - 1] && shown.length % columns ? `span ${columns - (shown.length % columns) + 1}` : "";
+        fig[name].hidden = !chosenOnes.includes(name);
+        fig[name].style.order = whole.includes(name) ? -1 : "";
+        fig[name].style.gridColumn = whole.includes(name) ? "1 / -1" : name === shown[shown.length - 1] && shown.length % columns ? `span ${columns - (shown.length % columns) + 1}` : "";
         set(toggles[name], "aria-pressed", chosen.has(name));
         set(fig[name].enlarge, "aria-label", `${one ? t.shrink : t.enlarge} ${t[`${name}_title`]}`);
         set(fig[name].enlarge, "title", one ? t.shrink : t.enlarge);
@@ -69,6 +72,12 @@ export function figures(el, chooser, root, body, kit) {
     redraw();
   }
 
+  function widen() {
+    const px = parseFloat(getComputedStyle(body).fontSize), short = KINDS.table[1].map((name) => fig[name]).filter(({ plot, needs_em = 0 }) => plot.scrollWidth > plot.clientWidth + 1 && plot.scrollWidth / px > needs_em + 0.1);
+    for (const it of short) it.needs_em = it.plot.scrollWidth / px;
+    if (short.length) arrange();
+  }
+
   const lists = [checkpoints(fig.checkpoints, kit), events(fig.events, kit)];
   const drawings = { layout: layout(fig.layout, kit), timeline: timeline(fig.timeline, kit, () => one === "timeline"), comms: comms(fig.comms, kit), engines: engines(fig.engines, kit), ...charts(fig, root, body, kit) };
   arrange();
@@ -79,6 +88,7 @@ export function figures(el, chooser, root, body, kit) {
       if (packed !== s.sample) sample = unpacked((packed = s.sample));
       const now = { ...s, sample };
       Object.entries(drawings).forEach(([name, drawing]) => !fig[name].hidden && (window.Plotly || !drawing.plotly) && drawing(now));
+      widen();
     },
     arrange: (again) => { redraw = () => {}; arrange(); redraw = again; },
     close: () => Object.values(fig).forEach((it) => window.Plotly?.purge(it.plot)),

@@ -26,9 +26,11 @@ function checkpoints(fig, { make, put, set, button, send, changed, whole, beat, 
 function events(fig, { make, changed, t }) {
   const list = make("ul"), none = make("p", {}, t.no_events);
   fig.plot.append(none, list);
-  const event = (e) => make("li", { class: `wb-${e.kind}` }, make("time", {}, new Date(1000 * e.time_s).toLocaleTimeString("en-GB")), make("span", {}, e.text));
+  // What stops the run stands out; what was refused, or is over, is there to be read.
+  const stops = (s, e) => e.kind === "error" && ["failed", "gone"].includes(s.state) && s.message && e.text.startsWith(s.message);
+  const event = (s, e) => make("li", { class: `wb-${e.kind}${stops(s, e) ? " wb-fault" : ""}` }, make("time", {}, new Date(1000 * e.time_s).toLocaleTimeString("en-GB")), make("span", {}, e.text));
   return (s) => {
-    if (changed("events", s.events)) list.replaceChildren(...[...s.events].reverse().map(event));
+    if (changed("events", [s.events, s.state, s.message])) list.replaceChildren(...[...s.events].reverse().map((e) => event(s, e)));
     none.hidden = s.events.length > 0;
   };
 }
