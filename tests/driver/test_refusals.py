@@ -66,8 +66,8 @@ CASES = {
     "one degree of three": ("nn.Sequential(*linears(4))", "hybrid", {"pp": 3}, "divide 4 ranks"),
     "an option of hybrid": ("nn.Sequential(*linears(4))", "pipeline", {"pp": 3}, "where pp=3 does"),
     "no pair": ("nn.Sequential(nn.Linear(12, 1))", "model", {"by": "tensor"}, "No two linear"),
-    "few places": ("Sorts(*linears(8))", "pp2, zbv x4", {}, r"4 stages need 3 places to cut"),
-    "uneven": ("Mean(*linears(4))", "pp2, 1f1b x4", {}, r"or start with batch=12 or 16\.$"),
+    "few places": ("Sorts(*linears(8))", "pp2 dp2, zbv x2", {}, r"4 stages need 3 places to cut"),
+    "uneven": ("Mean(*linears(4))", "pp2 dp2, 1f1b x4", {}, r"or start with batch=8 or 16\.$"),
     "tied on a rank": ("tied()", "pp2 fsdp2, interleaved x2", {}, "cannot be sharded"),
 }
 
