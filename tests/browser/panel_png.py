@@ -19,7 +19,7 @@ CELLS = (
     "%dist_stop",
 )
 PANEL = 2
-WIDTH, HEIGHT = 1360, 1320
+WIDTH, HEIGHT = 1360, 1450
 MARGIN = 12
 WAIT_MS = 60_000
 PLAIN = """
