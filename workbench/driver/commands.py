@@ -17,7 +17,7 @@ from workbench.driver import exports, files, runs, trace
 from workbench.errors import InputError, LayoutError, WorkbenchError
 from workbench.spec.formats import size
 from workbench.spec.layout import Layout, parse_layout
-from workbench.spec.limits import why_not
+from workbench.spec.limits import Limits, why_not
 from workbench.spec.strategy import (
     STRATEGIES,
     check_options,
@@ -208,13 +208,19 @@ def wanted(run: Run, strategy: str | None, ranks: int | None, options: dict[str,
     if strategy is None and not any(value is not None for value in (ranks, *options.values())):
         raise InputError(f"Say to what: one of {', '.join(STRATEGIES)}, or a layout such as dp2.")
     name = strategy_of(run.layout) if strategy is None else strategy
-    return layout_of(name, ranks, options, run.engines.num_ranks)
+    return layout_of(name, ranks, options, run.engines.num_ranks, run.limits)
 
 
 def layout_of(
-    strategy: str | Layout, ranks: int | None, options: dict[str, Any], there_are: int
+    strategy: str | Layout,
+    ranks: int | None,
+    options: dict[str, Any],
+    there_are: int,
+    limits: Limits | None = None,
 ) -> Layout:
     """What a strategy's name with its options, or the text of a layout, means on so many ranks.
+
+    limits: of the model, where they are known: what a refusal proposes is then accepted by it.
 
     Raises InputError or LayoutError.
     """
@@ -228,7 +234,7 @@ def layout_of(
         if beside := [key for key, value in given.items() if value not in (None, False)]:
             raise InputError(f"{beside[0]} has no place beside the whole layout {strategy!r}.")
         return parse_layout(strategy)
-    return layout_for(strategy, counted(ranks, there_are), **options)
+    return layout_for(strategy, counted(ranks, there_are), limits=limits, **options)
 
 
 def export(run: Run, path: str | Path, *, force: bool = False) -> Path:
