@@ -254,6 +254,17 @@ def test_a_model_that_communicates_trains_where_all_ranks_run_it(train, where):
             run.switch("pp2")
 
 
+def test_a_group_that_a_forward_makes_is_made_by_all_ranks(clusters, tmp_path):
+    own = "import torch.distributed as dist; dist.all_reduce(torch.ones(9), group=dist.new_group())"
+    engines = clusters(3)
+    losses = []
+    for block in ("pass", own):
+        run = engines.train(cell=cell(block=block), directory=tmp_path, steps=2, batch=12)
+        assert run.wait(60)["step"] == 2
+        losses.append(run.history.loss)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 def test_a_folder_of_event_files_that_cannot_be_made_leaves_the_training_there_was(train, tmp_path):
     run = train(batch=12)
     first = list(curve(run, 2))

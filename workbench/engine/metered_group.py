@@ -90,10 +90,18 @@ class Meter:
     def alone(self) -> Iterator[None]:
         """Inside, this rank tries the user's code without the others: it must not wait for them."""
         self.is_alone = True
+        count = dist.distributed_c10d._world.group_count
         try:
             yield
         finally:
             self.is_alone = False
+            # Groups are numbered: one that this rank alone has tried to make was none.
+            dist.distributed_c10d._world.group_count = count
+
+    def check_in_company(self) -> None:
+        """Raises LayoutError in a trial."""
+        if self.is_alone:
+            raise LayoutError("The model communicates by itself, which a trial of it cannot.")
 
     def take(self) -> list[Op]:
         """What there was since the last take."""
@@ -250,8 +258,7 @@ def _metered(name: str, kind: str, payload: int | None) -> Callable:
         nbytes = 0 if payload is None else payload_bytes(args[payload])
         peer = ranks[args[1]] if is_message and name != "recv_anysource" else None
         op = Op(kind, ranks, peer, nbytes, time.perf_counter())
-        if self.meter.is_alone:
-            raise LayoutError("The model communicates by itself, which a trial of it cannot.")
+        self.meter.check_in_company()
         clock = self.meter.clock
         # gloo moves bytes of messages in the call itself: a millisecond, not a moment.
         before = clock.enter(COMM, (op,))
@@ -275,6 +282,7 @@ def register(device_type: str, meter: Meter) -> None:
     """Make BACKEND known to torch; every group made afterwards reports to `meter`."""
 
     def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> MeteredGroup:
+        meter.check_in_company()
         inner = dist.ProcessGroup(store, rank, size)
         kind, backend = _real_backend(device_type, store, rank, size, timeout)
         backend._set_sequence_number_for_group()
