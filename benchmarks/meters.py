@@ -30,7 +30,7 @@ from workbench.engine import clock, metered_group, remote, trainer, world
 
 kept = {name: getattr(metered_group.MeteredGroup, name) for name in metered_group.METHODS
         if hasattr(metered_group.MeteredGroup, name)}
-timed = {name: getattr(clock.Clock, name) for name in ("enter", "back", "tick")}
+timed = {name: getattr(clock.Clock, name) for name in ("enter", "back")}
 bytes_sent, run_steps = world.World.bytes_sent, trainer.Trainer.run_steps
 
 def straight(name):
