@@ -357,11 +357,12 @@ class Run(Readings):
         """A save that fails must not end the training it is there to keep."""
         try:
             commands.save(self, by_itself=True)
-            for old in superseded(self.saved, self.options.keep, self.options.keep_every):
-                remove(Path(old["path"]))
+            if old := superseded(self.saved, self.options.keep, self.options.keep_every):
+                for one in old:
+                    remove(Path(one["path"]))
+                self.saved = self.checkpoints()
         except (WorkbenchError, OSError) as error:
             self.tell("error", str(error))
-        self.saved = self.checkpoints()
 
     def fail(self, error: WorkbenchError) -> None:
         """Stop with what went wrong as the message."""
