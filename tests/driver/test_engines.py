@@ -158,7 +158,7 @@ def test_answered_requests_leave_nothing_with_the_client(clusters):
     engines = clusters(n=2)
     for _ in range(20):
         engines.call("is_broken")
-    client = engines._mail._client
+    client = engines.roster.mail._client
     client.metadata.pop("submitted", None)  # ipyparallel's own slip
     for name in ("results", "metadata", "history", "outstanding", "_futures", "_output_futures"):
         assert not getattr(client, name), name

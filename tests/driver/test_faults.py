@@ -167,7 +167,7 @@ def test_a_rank_in_an_endless_loop_is_named_and_nothing_waits_behind_it(clusters
         # The way out: an interrupt ends the loop, and the ranks meet again.
         engines.interrupt([1])
         deadline_s = time.monotonic() + 20
-        while engines._stuck and time.monotonic() < deadline_s:
+        while _is_stuck(engines) and time.monotonic() < deadline_s:
             try:
                 engines.call("is_broken")
             except EnginesError:
@@ -183,7 +183,7 @@ def test_a_cell_that_ignores_interrupts_is_named_to_the_next(clusters):
     engines.mark_stuck({1: torch.futures.Future()}, "it is still in cell 3")
     with pytest.raises(EnginesError, match="Rank 1 does not answer: it is still in cell 3"):
         engines.call("is_broken")
-    engines._stuck.clear()
+    engines.roster.members[1]._stuck = None
 
 
 def test_long_texts_are_cut(clusters, tmp_path):
@@ -299,3 +299,7 @@ def test_a_step_that_raises_under_the_profiler_stops_the_run_as_any_other(cluste
     assert not (tmp_path / "deep.json").exists()
     run.profile("deep.json")
     assert (run.state, run.step_now) == ("paused", 2)
+
+
+def _is_stuck(engines):
+    return any(member.is_stuck() for member in engines.roster.members)

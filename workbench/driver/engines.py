@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,9 @@ from workbench.driver.cells import CellResult, run_cell
 from workbench.driver.echo import Echo, named
 from workbench.driver.gauges import Gauges
 from workbench.driver.launchers import Launched, local
-from workbench.driver.mail import Mail, then
+from workbench.driver.mail import then
+from workbench.driver.member import Member
+from workbench.driver.roster import Roster
 from workbench.driver.session import LEASE_S, Session
 from workbench.errors import (
     EnginesError,
@@ -31,7 +32,7 @@ from workbench.errors import (
     WorkbenchError,
     WorldLostError,
 )
-from workbench.spec.placement import Place, check_number, place
+from workbench.spec.placement import Place, check_number, check_spares, place
 from workbench.spec.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -48,13 +49,12 @@ class Engines:
     Every call goes to the ranks in one order, which is what keeps their collectives in step.
     """
 
-    def __init__(self, launched: Launched, places: Sequence[Place], timeouts: Timeouts) -> None:
+    def __init__(
+        self, launched: Launched, places: Sequence[Place], timeouts: Timeouts, num_spares: int = 0
+    ) -> None:
         self.directory = launched.directory
         self.processes = launched.processes
         self.timeouts = timeouts
-        self.places = places
-        self.num_ranks = len(places)
-        self.ranks: list[dict[str, Any]] = []
         self.echo = Echo(f"ipc://{launched.directory}/echo.sock")
         self.run: Run | None = None
         self._attempt = 0
@@ -63,74 +63,67 @@ class Engines:
         self._gauges: Gauges | None = None
         self._gauged: list[dict[str, Any]] = []
         self._gauged_s = -GAUGE_S
-        self._pending: dict[int, set[Future]] = {rank: set() for rank in range(self.num_ranks)}
-        self._gone: dict[int, str] = {}
-        self._stuck: dict[int, tuple[Future, str]] = {}
         self._stopped = False
-        self._mail: Mail | None = None
-        self._ids: list[int] = []
-        for rank in range(self.num_ranks):
-            self.processes.on_exit(rank, lambda code, rank=rank: self._lost(rank, code))
-        self.processes.on_controller_exit(self._lost_controller)
+        self.roster = Roster(launched, places, num_spares, self._lost)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are, those that are gone among them."""
+        return len(self.roster.members)
+
+    @property
+    def ranks(self) -> list[dict[str, Any]]:
+        """What each rank's process said of itself when it came, by rank."""
+        return [{**member.info, "rank": rank} for rank, member in enumerate(self.roster.members)]
 
     def meet(self, connection_file: Path) -> None:
-        """Connect, wait for exactly the ranks asked for, and have them finish a collective.
+        """Connect, wait for exactly what was asked for, and have the ranks finish a collective.
 
         Raises StartError that says which rank did not come, why, and where its log is.
         """
-        deadline_s = time.monotonic() + self.timeouts.total_s
-        self._mail = Mail(connection_file, self.timeouts.total_s)
-        while len(self._mail.engines()) < self.num_ranks:
-            if self._gone or time.monotonic() > deadline_s:
-                raise StartError(self._missing())
-            time.sleep(0.002)
-        self._ids = self._mail.engines()
-        logs = [str(self.processes.log(rank)) for rank in range(self.num_ranks)]
-        everyone = range(self.num_ranks)
-        args = (self.echo.address, logs, self._meeting())
-        arrived = self._gathered(self._post(everyone, "arrive", args), everyone)
-        # A rank is what its process was told to be, whatever id the hub gave the engine.
-        order = sorted(everyone, key=lambda index: arrived[index]["rank"])
-        self._ids = [self._ids[index] for index in order]
-        self.ranks = [arrived[index] for index in order]
+        self.introduce(self.roster.connect(connection_file, self.timeouts.total_s), meets=True)
 
-    def _missing(self) -> str:
-        assert self._mail is not None
-        # Those that ended are the cause; the others may be on their way.
-        missing = sorted(self._gone or set(range(self.num_ranks)) - set(self._mail.engines()))
-        first = missing[0]
-        why = self._gone.get(first, f"not registered after {self.timeouts.total_s:g} s")
-        who = f"{named(missing).capitalize()} of {self.num_ranks} did not come: {why}. "
-        return who + local.tail(self.processes.log(first))
+    def introduce(self, members: list[Member], *, meets: bool = False) -> None:
+        """First words with processes that have just registered, any of whom may be any other.
 
-    def _meeting(self) -> dict[str, Any]:
+        meets: whether those of ranks meet in a world at once.
+        """
+        logs = {member.key: str(self.processes.log(member.key)) for member in members}
+        args = (self.echo.address, logs, self.meeting() if meets else None)
+        futures = self._post(members, "arrive", args)
+        told = self._gathered(futures, range(len(members)))
+        # A process is what it was told to be, whatever id the hub gave the engine.
+        ids = {info["key"]: member.id for member, info in zip(members, told, strict=True)}
+        for info in told:
+            member = next(one for one in members if one.key == info["key"])
+            member.id, member.info = ids[member.key], info
+
+    def meeting(self, *, rendezvous_s: float | None = None) -> dict[str, Any]:
+        """What ranks must know to meet: who has which rank, and where."""
+        members = self.roster.members
         return {
-            "size": self.num_ranks,
+            "keys": [member.key for member in members],
+            "environments": [member.place.environment for member in members if member.place],
             "attempt": self._attempt,
             "store_path": str(self.directory / "store"),
             "timeout_s": self.timeouts.total_s,
-            "rendezvous_s": self.timeouts.rendezvous_s,
+            "rendezvous_s": rendezvous_s or self.timeouts.rendezvous_s,
         }
 
-    def _lost(self, rank: int, code: int, how: str = "") -> None:
-        """The process of a rank is gone: what waits for it will not be answered."""
+    def _lost(self, member: Member, why: str) -> None:
+        """A process is gone: what waits for it will not be answered."""
         if self._stopped:
             return
-        self._gone[rank] = how + local.exit_reason(code)
-        for future in list(self._pending[rank]):
-            with contextlib.suppress(InvalidStateError):  # it may just have been answered
-                future.set_exception(EnginesError(self._says_gone(rank)))
+        member.lose(why)
+        if member not in self.roster.members:
+            return
+        member.refuse(EnginesError(self._says_gone(member)))
         if self.run is not None:
             self.run.look()
 
-    def _lost_controller(self, code: int) -> None:
-        """Without the controller no message reaches a rank: all are lost to this kernel."""
-        for rank in range(self.num_ranks):
-            if rank not in self._gone:
-                self._lost(rank, code, "out of reach: the controller was ")
-
-    def _says_gone(self, rank: int) -> str:
-        why = f"Rank {rank} is gone ({self._gone[rank]}). "
+    def _says_gone(self, member: Member) -> str:
+        rank = self.roster.members.index(member)
+        why = f"Rank {rank} is gone ({member.gone}). "
         return why + "%dist_stop, then %dist_start brings all ranks back."
 
     def submit(self, name: str, *args: Any, ranks: Iterable[int] | None = None) -> list[Future]:
@@ -139,48 +132,45 @@ class Engines:
         A future raises the error of its rank as its own class. Raises EnginesError when the
         engines were stopped or one of the ranks is gone.
         """
-        chosen = range(self.num_ranks) if ranks is None else list(ranks)
         with self._lock:
             if self._stopped:
                 raise EnginesError("The engines were stopped. %dist_start starts new ones.")
-            for rank in chosen:
-                if rank in self._gone:
-                    raise EnginesError(self._says_gone(rank))
-                if rank in self._stuck:
-                    self._check_stuck(rank)
-            return self._post(chosen, name, args)
+            chosen = range(self.num_ranks) if ranks is None else list(ranks)
+            members = [self.roster.members[rank] for rank in chosen]
+            for rank, member in zip(chosen, members, strict=True):
+                if member.gone:
+                    raise EnginesError(self._says_gone(member))
+                if doing := member.is_stuck():
+                    raise EnginesError(
+                        f"Rank {rank} does not answer: {doing}. %dist_stop ends the ranks."
+                    )
+            return self._post(members, name, args)
 
     def mark_stuck(self, waiting: dict[int, Future], doing: str) -> None:
         """These ranks do not answer; until they do, nothing more is queued behind them."""
         for rank, future in waiting.items():
-            self._stuck[rank] = future, doing
+            self.roster.members[rank].mark_stuck(future, doing)
 
-    def _check_stuck(self, rank: int) -> None:
-        future, doing = self._stuck[rank]
-        if not future.done():
-            raise EnginesError(f"Rank {rank} does not answer: {doing}. %dist_stop ends the ranks.")
-        del self._stuck[rank]
-
-    def _post(self, ranks: Sequence[int], name: str, args: tuple) -> list[Future]:
-        assert self._mail is not None
-        futures: list[Future] = []
-        asked = self._mail.post([self._ids[rank] for rank in ranks], name, args)
-        for rank, reply in zip(ranks, asked, strict=True):
-            future: Future = Future()
-            self._pending[rank].add(future)
-            futures.append(future)
-            then(reply, partial(self._answered, rank, future))
+    def _post(self, members: Sequence[Member], name: str, args: tuple) -> list[Future]:
+        assert self.roster.mail is not None
+        futures = [member.ask() for member in members]
+        asked = self.roster.mail.post([member.id for member in members], name, args)
+        for member, future, reply in zip(members, futures, asked, strict=True):
+            then(reply, partial(self._answered, member, future))
         return futures
 
-    def _answered(self, rank: int, future: Future, reply: Any) -> None:
-        self._pending[rank].discard(future)
-        with contextlib.suppress(InvalidStateError):  # the rank's exit may have been told before
-            if isinstance(reply, BaseException):
-                future.set_exception(EnginesError(f"Rank {rank}: {reply}"))
-            elif "error" in reply:
-                future.set_exception(_raised(reply["error"]))
-            else:
-                future.set_result(reply["value"])
+    def _answered(self, member: Member, future: Future, reply: Any) -> None:
+        if isinstance(reply, BaseException):
+            reply = EnginesError(f"{self._who(member)}: {reply}")
+        elif "error" in reply:
+            reply = _raised(reply["error"])
+        else:
+            reply = reply["value"]
+        member.answered(future, reply)
+
+    def _who(self, member: Member) -> str:
+        members = self.roster.members
+        return f"Rank {members.index(member)}" if member in members else "A spare"
 
     def call(self, name: str, *args: Any, ranks: Iterable[int] | None = None) -> list[Any]:
         """Run a function of the engine side on ranks; the results in rank order.
@@ -239,25 +229,30 @@ class Engines:
 
         Raises TrainingLostError when a rank could not keep it; the ranks have met all the same.
         """
-        self._attempt += 1
-        told = self.call("join", self._meeting())
+        told = self.call("join", self.next_meeting())
         if lost := [rank for rank, why in enumerate(told) if why]:
             raise TrainingLostError(
                 f"{named(lost).capitalize()} could not keep the training when the ranks met again "
                 f"({told[lost[0]]}). Begin it anew from a checkpoint: %dist_train with --restore."
             )
 
+    def next_meeting(self, *, rendezvous_s: float | None = None) -> dict[str, Any]:
+        """The meeting of another attempt."""
+        self._attempt += 1
+        return self.meeting(rendezvous_s=rendezvous_s)
+
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
         """SIGINT to the processes of ranks: ends a cell, not the engine."""
-        self.processes.signal(self._alive(ranks), signal.SIGINT)
+        self.processes.signal(self._keys(ranks), signal.SIGINT)
 
     def free(self, ranks: Iterable[int] | None = None) -> None:
         """Make collectives that wait for a peer raise; the world must be rejoined after."""
-        self.processes.signal(self._alive(ranks), signal.SIGUSR1)
+        self.processes.signal(self._keys(ranks), signal.SIGUSR1)
 
-    def _alive(self, ranks: Iterable[int] | None) -> list[int]:
-        chosen = range(self.num_ranks) if ranks is None else ranks
-        return [rank for rank in chosen if rank not in self._gone]
+    def _keys(self, ranks: Iterable[int] | None) -> list[int]:
+        members = self.roster.members
+        chosen = members if ranks is None else [members[rank] for rank in ranks]
+        return [member.key for member in chosen if not member.gone]
 
     def run_cell(
         self, source: str, *, ranks: Iterable[int] | None = None, **how: Any
@@ -274,7 +269,7 @@ class Engines:
     @property
     def alive(self) -> bool:
         """Whether the cluster is up with all its ranks."""
-        return not self._stopped and not self._gone
+        return not self._stopped and not self.roster.gone()
 
     @property
     def stopped(self) -> bool:
@@ -285,11 +280,11 @@ class Engines:
         """One dict a rank: rank, pid, device, threads, host, log, state."""
         return [
             {
-                **info,
-                "device": self.places[info["rank"]].device,
-                "state": self._gone.get(info["rank"], "alive"),
+                **row,
+                "device": member.place.device if member.place else "",
+                "state": member.gone or "alive",
             }
-            for info in self.ranks
+            for row, member in zip(self.ranks, self.roster.members, strict=True)
         ]
 
     def gauges(self) -> list[dict[str, Any]]:
@@ -297,8 +292,9 @@ class Engines:
         now_s = time.monotonic()
         with self._gauge_lock:
             if self._gauges is None:
-                devices = [self.places[info["rank"]].device for info in self.ranks]
-                self._gauges = Gauges([info["pid"] for info in self.ranks], devices)
+                rows = self.status()
+                devices = [row["device"] for row in rows]
+                self._gauges = Gauges([row["pid"] for row in rows], devices)
             if now_s - self._gauged_s >= GAUGE_S:
                 self._gauged, self._gauged_s = self._gauges.read(), now_s
             return self._gauged
@@ -312,24 +308,22 @@ class Engines:
         if self.run is not None:
             self.run.end()
         ended = self.processes.end()
-        for futures in self._pending.values():
-            for future in list(futures):
-                with contextlib.suppress(InvalidStateError):
-                    future.set_exception(EnginesError("The engines were stopped."))
+        for member in self.roster.everyone:
+            member.refuse(EnginesError("The engines were stopped."))
         self.echo.stop()
         try:
             ended.result(STOP_S)
         except (TimeoutError, EnginesError):
             self.processes.kill()  # the fork server does not answer
-        if self._mail is not None:
-            self._mail.close()
+        if self.roster.mail is not None:
+            self.roster.mail.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else "alive"
-        if self._gone and not self._stopped:
-            state = f"{named(self._gone)} gone"
-        return f"<Engines: {self.num_ranks} on {self.places[0].device.split()[0]}, {state}>"
+        if (gone := self.roster.gone()) and not self._stopped:
+            state = f"{named(gone)} gone"
+        return f"<Engines: {self.num_ranks} on {self.status()[0]['device'].split()[0]}, {state}>"
 
     def __enter__(self) -> Engines:
         return self
@@ -351,13 +345,14 @@ def start(
     timeout: float = 60.0,
     lease: float | None = LEASE_S,
     cpu: bool = False,
+    spares: int = 0,
     session: Session | None = None,
 ) -> Engines:
     """Start n ranks and return when a collective has run on all of them.
 
     n: default one a device, or one a core (at most 4). timeout: seconds, from which every other
     limit follows. lease: seconds the engines outlive this process, None for ever. cpu: leave
-    accelerators alone.
+    accelerators alone. spares: processes kept warm to take the place of a rank that is lost.
 
     Raises InputError or StartError; nothing is left running then.
     """
@@ -369,8 +364,11 @@ def start(
     held = session or sessions.current()
     places = place(n, held.devices(), num_cores(), use_cpu=cpu)
     lease_s = 10.0**9 if lease is None else lease
-    launched = local.launch(held, places, timeout_s=timeouts.total_s, lease_s=lease_s)
-    engines = Engines(launched, places, timeouts)
+    check_spares(spares)
+    launched = local.launch(
+        held, places, timeout_s=timeouts.total_s, lease_s=lease_s, num_spares=spares
+    )
+    engines = Engines(launched, places, timeouts, spares)
     try:
         engines.meet(launched.connection_file)
     except BaseException as error:

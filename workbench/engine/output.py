@@ -262,6 +262,12 @@ def start(rank: int, address: str, log_path: str | Path) -> None:
     _current[:] = [Output(rank, address, Path(log_path))]
 
 
+def relabel(rank: int) -> None:
+    """What is printed from now on is that of another rank."""
+    if _current:
+        _current[0].rank = rank
+
+
 def current() -> Output | None:
     """The capture of this process, if it was started."""
     return _current[0] if _current else None

@@ -46,6 +46,7 @@ from workbench.spec.records import COLUMNS
 class Here:
     """All that this rank holds."""
 
+    key: int = -1
     rank: int = -1
     namespace: dict[str, Any] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
@@ -61,26 +62,26 @@ class Here:
 _here = Here()
 
 
-def arrive(address: str, logs: list[str], meeting: dict) -> dict:
-    """First call: capture output, listen for the way out, meet the others.
+def arrive(address: str, logs: dict[int, str], meeting: dict | None) -> dict:
+    """First call: capture output, listen for the way out, meet the others if one is of the ranks.
 
-    address: where the notebook pulls output. logs: where each rank keeps its output whole.
-    -> what the driver shows of this rank.
+    address: where the notebook pulls output. logs: where each process keeps its output whole, by
+    key. -> what the driver shows of this process.
     """
     recompute.know_users()
-    _here.rank = int(os.environ["WORKBENCH_RANK"])
-    log_path = logs[_here.rank]
+    _here.key = int(os.environ["WORKBENCH_KEY"])
+    log_path = logs[_here.key]
     # ipykernel makes the shell's namespace, in which cells run, that of `__main__`.
     _here.namespace = vars(sys.modules["__main__"])
     output.start(_here.rank, address, log_path)
     threading.Thread(target=_way_out, name="way-out", daemon=True).start()
-    join(meeting)
-    assert _here.world is not None
+    if meeting is not None and _here.key in meeting["keys"]:
+        join(meeting)
     return {
+        "key": _here.key,
         "rank": _here.rank,
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "device": str(_here.world.device),
         "threads": torch.get_num_threads(),
         "log": log_path,
     }
@@ -100,14 +101,26 @@ def join(meeting: dict) -> str:
         except Exception as error:  # noqa: BLE001 - said, and the ranks meet
             lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
     leave()
-    _here.world = World(Meeting(rank=_here.rank, **meeting), _here.meter)
-    _here.broken = False
+    _meet(meeting)
     if kept is not None:
         try:
-            _here.trainer = kept.rebuilt(_here.world)
+            _here.trainer = kept.rebuilt(_world())
         except Exception as error:  # noqa: BLE001 - said, and the ranks meet
             lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
     return lost
+
+
+def _meet(meeting: dict) -> None:
+    """Take the rank that the meeting gives this process, and join its world."""
+    keys, environments = meeting.pop("keys"), meeting.pop("environments")
+    _here.rank = keys.index(_here.key)
+    # What binds a spare to the device of its rank; nothing has touched an accelerator before.
+    os.environ.update(environments[_here.rank])
+    os.environ["WORLD_SIZE"] = str(len(keys))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    output.relabel(_here.rank)
+    _here.world = World(Meeting(rank=_here.rank, size=len(keys), **meeting), _here.meter)
+    _here.broken = False
 
 
 def leave() -> None:

@@ -47,6 +47,12 @@ def check_number(num_ranks: object) -> None:
         raise InputError(f"n={num_ranks!r}: use a number of ranks from 1 to {MAX_RANKS}.")
 
 
+def check_spares(spares: object) -> None:
+    """Raise InputError for a number of spare processes that is none."""
+    if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares <= MAX_RANKS:
+        raise InputError(f"spares={spares!r}: use a number of processes from 0 to {MAX_RANKS}.")
+
+
 def place(
     num_ranks: int | None, devices: Devices, cores: int, *, use_cpu: bool = False
 ) -> list[Place]:

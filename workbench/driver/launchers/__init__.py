@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from workbench.spec.placement import Place
+
 
 class Processes(Protocol):
-    """The engine processes of one cluster, by rank."""
+    """The engine processes of one cluster, by key: the number each was started under."""
 
-    def on_exit(self, rank: int, callback: Callable[[int], None]) -> None:
-        """Call back with the exit code once the process of a rank is gone."""
+    def start(self, key: int, place: Place) -> Future:
+        """Start one more process with so many threads as a place has; done when it runs."""
+        ...
+
+    def on_exit(self, key: int, callback: Callable[[int], None]) -> None:
+        """Call back with the exit code once the process is gone."""
 
     def on_controller_exit(self, callback: Callable[[int], None]) -> None:
         """The same for the controller."""
 
-    def signal(self, ranks: list[int], number: int) -> None:
-        """Send a signal to the processes of some ranks."""
+    def signal(self, keys: list[int], number: int) -> None:
+        """Send a signal to some processes."""
 
     def end(self) -> Future:
         """End engines and controller; done when none of them is left."""
@@ -31,8 +37,8 @@ class Processes(Protocol):
     def kill(self) -> None:
         """The same without whoever started them, who does not answer."""
 
-    def log(self, rank: int) -> Path:
-        """Where a rank's process writes."""
+    def log(self, key: int) -> Path:
+        """Where a process writes."""
         ...
 
 

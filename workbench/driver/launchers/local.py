@@ -33,12 +33,41 @@ _numbers = itertools.count(1)
 class LocalProcesses:
     """Children of the fork server; see launchers.Processes."""
 
-    def __init__(self, forks: Forks, directory: Path) -> None:
+    def __init__(self, forks: Forks, directory: Path, num_ranks: int) -> None:
         self.forks = forks
         self.directory = directory
+        self.num_ranks = num_ranks
         self.pids: dict[int, int] = {}
         self.controller_pid = 0
         self.tag = directory.name
+
+    def start(self, key: int, place: Place) -> Future:
+        future = self.spawn(
+            "engine",
+            self.log(key).stem,
+            [*self.common(), f"--IPEngine.id={key}", "--IPEngine.enable_nanny=False"],
+            {**self.environment(), **place.environment, "WORKBENCH_KEY": str(key)},
+            place.threads,
+        )
+        started: Future = Future()
+
+        def spawned(reply: Future) -> None:
+            if (error := reply.exception()) is not None:
+                started.set_exception(error)
+                return
+            self.pids[key] = reply.result()["pid"]
+            started.set_result(None)
+
+        future.add_done_callback(spawned)
+        return started
+
+    def common(self) -> list[str]:
+        """Options of controller and engines."""
+        return [f"--profile-dir={self.directory}", "--cluster-id=", "--log-level=WARN"]
+
+    def environment(self) -> dict[str, str]:
+        """What all processes get."""
+        return {**os.environ, "GLOO_SOCKET_IFNAME": loopback()}
 
     def spawn(self, kind: str, name: str, argv: list[str], env: dict, threads: int) -> Future:
         """Ask for one child whose output goes to `<name>.log`."""
@@ -53,14 +82,14 @@ class LocalProcesses:
             threads=threads,
         )
 
-    def on_exit(self, rank: int, callback: Callable[[int], None]) -> None:
-        self.forks.on_exit(self.pids[rank], callback)
+    def on_exit(self, key: int, callback: Callable[[int], None]) -> None:
+        self.forks.on_exit(self.pids[key], callback)
 
     def on_controller_exit(self, callback: Callable[[int], None]) -> None:
         self.forks.on_exit(self.controller_pid, callback)
 
-    def signal(self, ranks: list[int], number: int) -> None:
-        self.forks.ask("signal", pids=[self.pids[rank] for rank in ranks], number=number).result()
+    def signal(self, keys: list[int], number: int) -> None:
+        self.forks.ask("signal", pids=[self.pids[key] for key in keys], number=number).result()
 
     def end(self) -> Future:
         if not self.forks.alive:  # and neither are its children
@@ -74,27 +103,32 @@ class LocalProcesses:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
-    def log(self, rank: int) -> Path:
-        return self.directory / f"rank{rank}.log"
+    def log(self, key: int) -> Path:
+        # The first ones have the rank that is their key; those that come later may get any.
+        return self.directory / f"{'rank' if key < self.num_ranks else 'engine'}{key}.log"
 
 
-def launch(session: Session, places: list[Place], *, timeout_s: float, lease_s: float) -> Launched:
-    """Start a controller and one engine a place; returns when the controller is up.
+def launch(
+    session: Session,
+    places: list[Place],
+    *,
+    timeout_s: float,
+    lease_s: float,
+    num_spares: int = 0,
+) -> Launched:
+    """Start a controller, one engine a place and spare ones; returns when the controller is up.
 
     Raises StartError when the controller does not come.
     """
     directory = session.directory / f"cluster{next(_numbers)}"
     for folder in (directory, directory / "security", directory / "log", directory / "pid"):
         folder.mkdir(mode=0o700)
-    processes = LocalProcesses(session.forks, directory)
+    processes = LocalProcesses(session.forks, directory, len(places))
     try:
         session.forks.ask("lease", lease_s=lease_s)
-        common = [f"--profile-dir={directory}", "--cluster-id=", "--log-level=WARN"]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": loopback()}
         # The controller is no part of the user's program.
-        hub = processes.spawn(
-            "controller", "controller", [*common, *controller_args()], environment, 1
-        )
+        args = [*processes.common(), *controller_args()]
+        hub = processes.spawn("controller", "controller", args, processes.environment(), 1)
         # Engines are forked while the controller starts; they read its file when it is there.
         connection = {
             kind: directory / "security" / f"ipcontroller-{kind}.json"
@@ -102,18 +136,12 @@ def launch(session: Session, places: list[Place], *, timeout_s: float, lease_s: 
         }
         processes.controller_pid = hub.result()["pid"]
         _await_files(processes, connection, timeout_s)
-        spawned = [
-            processes.spawn(
-                "engine",
-                f"rank{place.rank}",
-                [*common, f"--IPEngine.id={place.rank}", "--IPEngine.enable_nanny=False"],
-                {**environment, **place.environment},
-                place.threads,
-            )
-            for place in places
+        started = [
+            processes.start(key, place)
+            for key, place in enumerate([*places, *[places[0]] * num_spares])
         ]
-        for place, future in zip(places, spawned, strict=True):
-            processes.pids[place.rank] = future.result()["pid"]
+        for future in started:
+            future.result()
     except BaseException:
         # An interrupt included: nothing of a start that was given up may stay.
         processes.end().result()

@@ -1,0 +1,110 @@
+"""Roster: the engine processes of one cluster: who has which rank, who is spare, who is gone."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from workbench.driver.echo import named
+from workbench.driver.launchers import Launched, local
+from workbench.driver.mail import Mail
+from workbench.driver.member import Member
+from workbench.errors import StartError
+from workbench.spec.placement import Place
+
+POLL_S = 0.002
+
+
+class Roster:
+    """Members by rank, and spares, which have none.
+
+    lost: called, in any thread, with a member whose process is gone and the reason.
+    """
+
+    def __init__(
+        self,
+        launched: Launched,
+        places: Sequence[Place],
+        num_spares: int,
+        lost: Callable[[Member, str], None],
+    ) -> None:
+        self.processes = launched.processes
+        self.mail: Mail | None = None
+        self.members = [Member(key, place) for key, place in enumerate(places)]
+        self.spares = [Member(len(places) + n, None) for n in range(num_spares)]
+        # What was asked for: places of all ranks, and how many spares there should be.
+        self.places = list(places)
+        self.num_spares = num_spares
+        self._keys = itertools.count(len(places) + num_spares)
+        self._ids: set[int] = set()
+        self._lost = lost
+        for member in self.everyone:
+            self._watch(member)
+        self.processes.on_controller_exit(self._lost_controller)
+
+    @property
+    def everyone(self) -> list[Member]:
+        """All processes, those of ranks first."""
+        return [*self.members, *self.spares]
+
+    def gone(self) -> list[int]:
+        """The ranks whose process is gone."""
+        return [rank for rank, member in enumerate(self.members) if member.gone]
+
+    def connect(self, connection_file: Path, timeout_s: float) -> list[Member]:
+        """Wait until all have registered -> all, any of whom may have any of the ids they got.
+
+        Raises StartError that says who did not come, why, and where its log is.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        self.mail = Mail(connection_file, timeout_s)
+        return self._registered(self.everyone, timeout_s, deadline_s)
+
+    def enlist(self, places: Sequence[Place | None], timeout_s: float) -> list[Member]:
+        """Start fresh processes, for ranks or as spares, and wait as `connect` does."""
+        deadline_s = time.monotonic() + timeout_s
+        fresh = [Member(next(self._keys), place) for place in places]
+        started = [self.processes.start(one.key, one.place or self.places[0]) for one in fresh]
+        for one, future in zip(fresh, started, strict=True):
+            future.result(timeout_s)
+            self._watch(one)
+        return self._registered(fresh, timeout_s, deadline_s)
+
+    def _registered(
+        self, awaited: list[Member], timeout_s: float, deadline_s: float
+    ) -> list[Member]:
+        assert self.mail is not None
+        while len(ids := sorted(set(self.mail.engines()) - self._ids)) < len(awaited):
+            if any(one.gone for one in awaited) or time.monotonic() > deadline_s:
+                raise StartError(self._missing(awaited, set(ids), timeout_s))
+            time.sleep(POLL_S)
+        self._ids |= set(ids)
+        for member, engine_id in zip(awaited, ids, strict=True):
+            member.id = engine_id
+        return awaited
+
+    def _missing(self, awaited: list[Member], came: set[int], timeout_s: float) -> str:
+        # Those that ended are the cause; the others may be on their way. An engine asks for its
+        # key as its id.
+        ended = [one for one in awaited if one.gone]
+        missing = ended or [one for one in awaited if one.key not in came] or awaited
+        first = missing[0]
+        why = first.gone or f"not registered after {timeout_s:g} s"
+        ranks = [self.members.index(one) for one in missing if one in self.members]
+        who = f"{named(ranks).capitalize()} of {len(self.members)}" if ranks else "A new process"
+        return f"{who} did not come: {why}. {local.tail(self.processes.log(first.key))}"
+
+    def _watch(self, member: Member) -> None:
+        self.processes.on_exit(member.key, partial(self._ended, member))
+
+    def _ended(self, member: Member, code: int, how: str = "") -> None:
+        if not member.gone:
+            self._lost(member, how + local.exit_reason(code))
+
+    def _lost_controller(self, code: int) -> None:
+        """Without the controller no message reaches a rank: all are lost to this kernel."""
+        for member in self.everyone:
+            self._ended(member, code, "out of reach: the controller was ")
