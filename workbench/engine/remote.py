@@ -1,162 +1,36 @@
-"""What the driver may call on a rank: every public function here, by name, through the door.
-
-An engine is a process, so what it holds is the one object `_here`.
-"""
+"""What the driver may call on a rank: every public function here, by name, through the door."""
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import gc
 import linecache
-import os
-import random
 import signal
-import socket
-import sys
 import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from workbench.engine import cell, checkpoint, flops, journal, output, recompute, source, state
+from workbench.engine import checkpoint, flops, journal, state
 from workbench.engine import recipe as recipes
+from workbench.engine.arrival import arrive, is_broken, join, leave, reseed, run_cell
 from workbench.engine.blueprint import Plan
 from workbench.engine.export import script
-from workbench.engine.kept import Kept
-from workbench.engine.metered_group import Meter
+from workbench.engine.here import break_off as _break_off
+from workbench.engine.here import here as _here
+from workbench.engine.here import together as _together
+from workbench.engine.here import trainer as _trainer
+from workbench.engine.here import world as _world
 from workbench.engine.moves import move
-from workbench.engine.told import MOST_CHARS, told
+from workbench.engine.told import told
 from workbench.engine.trainer import Trainer, first_trainer, move_state
-from workbench.engine.world import Meeting, World
-from workbench.errors import CheckpointError, RunError, WorldLostError
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
 from workbench.spec.records import COLUMNS
 
-
-@dataclass
-class Here:
-    """All that this rank holds."""
-
-    key: int = -1
-    rank: int = -1
-    namespace: dict[str, Any] = field(default_factory=dict)
-    meter: Meter = field(default_factory=Meter)
-    world: World | None = None
-    trainer: Trainer | None = None
-    directory: Path | None = None
-    broken: bool = False
-    interruptible: bool = False
-    cell: str = ""
-    peaks: dict[tuple[torch.dtype, int], float] = field(default_factory=dict)
-
-
-_here = Here()
-
-
-def arrive(address: str, logs: dict[int, str], meeting: dict | None) -> dict:
-    """First call: capture output, listen for the way out, meet the others if one is of the ranks.
-
-    address: where the notebook pulls output. logs: where each process keeps its output whole, by
-    key. -> what the driver shows of this process.
-    """
-    recompute.know_users()
-    _here.key = int(os.environ["WORKBENCH_KEY"])
-    log_path = logs[_here.key]
-    # ipykernel makes the shell's namespace, in which cells run, that of `__main__`.
-    _here.namespace = vars(sys.modules["__main__"])
-    output.start(_here.rank, address, log_path)
-    threading.Thread(target=_way_out, name="way-out", daemon=True).start()
-    if meeting is not None and _here.key in meeting["keys"]:
-        join(meeting)
-    return {
-        "key": _here.key,
-        "rank": _here.rank,
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "threads": torch.get_num_threads(),
-        "log": log_path,
-    }
-
-
-def join(meeting: dict) -> str:
-    """Meet the other ranks of an attempt, leaving the world before it, and keep the training.
-
-    -> "", or why the training could not be kept: the user's optimizer raises when asked for its
-    state, say. The ranks have met all the same.
-    """
-    lost = ""
-    kept = None
-    if _here.trainer is not None:
-        try:
-            kept = Kept.of(_here.trainer)
-        except Exception as error:  # noqa: BLE001 - said, and the ranks meet
-            lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
-    leave()
-    _meet(meeting)
-    if kept is not None:
-        try:
-            _here.trainer = kept.rebuilt(_world())
-        except Exception as error:  # noqa: BLE001 - said, and the ranks meet
-            lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
-    return lost
-
-
-def _meet(meeting: dict) -> None:
-    """Take the rank that the meeting gives this process, and join its world."""
-    keys, environments = meeting.pop("keys"), meeting.pop("environments")
-    _here.rank = keys.index(_here.key)
-    # What binds a spare to the device of its rank; nothing has touched an accelerator before.
-    os.environ.update(environments[_here.rank])
-    os.environ["WORLD_SIZE"] = str(len(keys))
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    output.relabel(_here.rank)
-    _here.world = World(Meeting(rank=_here.rank, size=len(keys), **meeting), _here.meter)
-    _here.broken = False
-
-
-def leave() -> None:
-    """Close the world, and free the ranks that wait for this one."""
-    _here.trainer = None
-    if _here.world is not None:
-        _here.world.close()
-        _here.world = None
-    gc.collect()
-
-
-def run_cell(text: str, number: int) -> dict:
-    """Execute a user's cell; see engine/cell.py."""
-    if _here.world is not None:
-        # Anew for each cell: one that sets `rank` must not mislead the next.
-        _here.namespace |= {
-            "rank": _here.rank,
-            "world_size": _here.world.size,
-            "device": _here.world.device,
-            "dist": torch.distributed,
-            "torch": torch,
-        }
-    streams = sys.stdout, sys.stderr
-    try:
-        return cell.run(text, number, _here.namespace)
-    finally:
-        _here.cell = source.file_name(number)
-        # The engine flushes them before it answers: a cell may not take them away.
-        sys.stdout, sys.stderr = streams
-
-
-def reseed(seed: int) -> None:
-    """Have all ranks draw the same random numbers in what follows."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+__all__ = ["arrive", "is_broken", "join", "leave", "reseed", "run_cell", "told"]  # from elsewhere
 
 
 def _defined_by_cell() -> dict[str, Any]:
@@ -270,39 +144,9 @@ def _interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
 
-def _break_off(raised: BaseException) -> None:
-    """Free the ranks that wait for this one; nothing of the failed step stays."""
-    _here.broken = True
-    if _here.world is not None:
-        _here.world.free()
-    # The frames hold the graph and through it the group.
-    for link in (raised, raised.__cause__, raised.__context__):
-        if link is not None:
-            traceback.clear_frames(link.__traceback__)
-    if _here.trainer is not None:
-        _here.trainer.optimizer.zero_grad(set_to_none=True)
-
-
 def position() -> int:
     """Steps taken."""
     return _trainer().step
-
-
-def is_broken() -> bool:
-    """Whether the world must be joined anew."""
-    return _here.broken
-
-
-@contextlib.contextmanager
-def _together() -> Iterator[None]:
-    """Collective work: a rank that raises frees those that wait for it."""
-    try:
-        yield
-    except CheckpointError:
-        raise  # the ranks have agreed on it, and are together
-    except (Exception, KeyboardInterrupt, SystemExit) as raised:
-        _break_off(raised)
-        raise
 
 
 def evaluate() -> dict[str, float]:
@@ -382,28 +226,3 @@ def adopt(source_rank: int) -> int:
     state.put_numbers(trainer.held, trainer.optimizer, pieces)
     trainer.step, trainer.samples = (int(number) for number in numbers)
     return trainer.step
-
-
-def _way_out() -> None:
-    """Free the main thread from a collective on SIGUSR1, which only this thread takes.
-
-    A signal handler would not do: Python runs it in the main thread, which waits in C++.
-    """
-    while True:
-        signal.sigwait({signal.SIGUSR1})
-        if _here.world is not None:
-            _here.broken = True
-            _here.world.free()
-
-
-def _world() -> World:
-    if _here.world is None or _here.broken or not torch.distributed.is_initialized():
-        _here.broken = True
-        raise WorldLostError("the process group is gone")
-    return _here.world
-
-
-def _trainer() -> Trainer:
-    if _here.trainer is None:
-        raise RunError("No training is built on the ranks. Start one with %dist_train.")
-    return _here.trainer

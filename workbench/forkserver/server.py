@@ -229,7 +229,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Threads inherit the mask: this signal is for the one that waits for it (remote._way_out).
+        # Threads inherit the mask: this signal is for the one that waits for it (arrival._way_out).
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         self.selector.close()
         for item in (self.listener, *self.clients):

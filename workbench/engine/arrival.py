@@ -1,0 +1,134 @@
+"""Arrival: how a process becomes a rank, meets the others, and runs cells."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+
+import numpy as np
+import torch
+
+from workbench.engine import cell, output, recompute, source
+from workbench.engine.here import here, world
+from workbench.engine.kept import Kept
+from workbench.engine.told import MOST_CHARS
+from workbench.engine.world import Meeting, World
+
+
+def arrive(address: str, logs: dict[int, str], meeting: dict | None) -> dict:
+    """First call: capture output, listen for the way out, meet the others if one is of the ranks.
+
+    address: where the notebook pulls output. logs: where each process keeps its output whole, by
+    key. -> what the driver shows of this process.
+    """
+    recompute.know_users()
+    here.key = int(os.environ["WORKBENCH_KEY"])
+    log_path = logs[here.key]
+    # ipykernel makes the shell's namespace, in which cells run, that of `__main__`.
+    here.namespace = vars(sys.modules["__main__"])
+    output.start(here.rank, address, log_path)
+    threading.Thread(target=_way_out, name="way-out", daemon=True).start()
+    if meeting is not None and here.key in meeting["keys"]:
+        join(meeting)
+    return {
+        "key": here.key,
+        "rank": here.rank,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "threads": torch.get_num_threads(),
+        "log": log_path,
+    }
+
+
+def join(meeting: dict) -> str:
+    """Meet the other ranks of an attempt, leaving the world before it, and keep the training.
+
+    -> "", or why the training could not be kept: the user's optimizer raises when asked for its
+    state, say. The ranks have met all the same.
+    """
+    lost = ""
+    kept = None
+    if here.trainer is not None:
+        try:
+            kept = Kept.of(here.trainer)
+        except Exception as error:  # noqa: BLE001 - said, and the ranks meet
+            lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
+    leave()
+    _meet(meeting)
+    if kept is not None:
+        try:
+            here.trainer = kept.rebuilt(world())
+        except Exception as error:  # noqa: BLE001 - said, and the ranks meet
+            lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
+    return lost
+
+
+def _meet(meeting: dict) -> None:
+    """Take the rank that the meeting gives this process, and join its world."""
+    keys, environments = meeting.pop("keys"), meeting.pop("environments")
+    here.rank = keys.index(here.key)
+    # What binds a spare to the device of its rank; nothing has touched an accelerator before.
+    os.environ.update(environments[here.rank])
+    os.environ["WORLD_SIZE"] = str(len(keys))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    output.relabel(here.rank)
+    here.world = World(Meeting(rank=here.rank, size=len(keys), **meeting), here.meter)
+    here.broken = False
+
+
+def leave() -> None:
+    """Close the world, and free the ranks that wait for this one."""
+    here.trainer = None
+    if here.world is not None:
+        here.world.close()
+        here.world = None
+    gc.collect()
+
+
+def run_cell(text: str, number: int) -> dict:
+    """Execute a user's cell; see engine/cell.py."""
+    if here.world is not None:
+        # Anew for each cell: one that sets `rank` must not mislead the next.
+        here.namespace |= {
+            "rank": here.rank,
+            "world_size": here.world.size,
+            "device": here.world.device,
+            "dist": torch.distributed,
+            "torch": torch,
+        }
+    streams = sys.stdout, sys.stderr
+    try:
+        return cell.run(text, number, here.namespace)
+    finally:
+        here.cell = source.file_name(number)
+        # The engine flushes them before it answers: a cell may not take them away.
+        sys.stdout, sys.stderr = streams
+
+
+def reseed(seed: int) -> None:
+    """Have all ranks draw the same random numbers in what follows."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def is_broken() -> bool:
+    """Whether the world must be joined anew."""
+    return here.broken
+
+
+def _way_out() -> None:
+    """Free the main thread from a collective on SIGUSR1, which only this thread takes.
+
+    A signal handler would not do: Python runs it in the main thread, which waits in C++.
+    """
+    while True:
+        signal.sigwait({signal.SIGUSR1})
+        if here.world is not None:
+            here.broken = True
+            here.world.free()

@@ -1,0 +1,78 @@
+"""Here: what this process holds as a rank, and how it works together with the others."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.engine.metered_group import Meter
+from workbench.engine.trainer import Trainer
+from workbench.engine.world import World
+from workbench.errors import CheckpointError, RunError, WorldLostError
+
+
+@dataclass
+class Here:
+    """All that this rank holds."""
+
+    key: int = -1
+    rank: int = -1
+    namespace: dict[str, Any] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
+    world: World | None = None
+    trainer: Trainer | None = None
+    directory: Path | None = None
+    broken: bool = False
+    interruptible: bool = False
+    cell: str = ""
+    peaks: dict[tuple[torch.dtype, int], float] = field(default_factory=dict)
+
+
+# An engine is a process, so what it holds is one object.
+here = Here()
+
+
+def break_off(raised: BaseException) -> None:
+    """Free the ranks that wait for this one; nothing of the failed step stays."""
+    here.broken = True
+    if here.world is not None:
+        here.world.free()
+    # The frames hold the graph and through it the group.
+    for link in (raised, raised.__cause__, raised.__context__):
+        if link is not None:
+            traceback.clear_frames(link.__traceback__)
+    if here.trainer is not None:
+        here.trainer.optimizer.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Collective work: a rank that raises frees those that wait for it."""
+    try:
+        yield
+    except CheckpointError:
+        raise  # the ranks have agreed on it, and are together
+    except (Exception, KeyboardInterrupt, SystemExit) as raised:
+        break_off(raised)
+        raise
+
+
+def world() -> World:
+    """The world this rank is in. Raises WorldLostError when it must be joined anew."""
+    if here.world is None or here.broken or not torch.distributed.is_initialized():
+        here.broken = True
+        raise WorldLostError("the process group is gone")
+    return here.world
+
+
+def trainer() -> Trainer:
+    """The training this rank holds a part of. Raises RunError when there is none."""
+    if here.trainer is None:
+        raise RunError("No training is built on the ranks. Start one with %dist_train.")
+    return here.trainer
