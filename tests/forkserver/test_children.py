@@ -33,6 +33,13 @@ def test_the_heart_beats_by_the_names_that_are_replaced():
     assert "self.callback_time" in inspect.getsource(caller._update_next)
 
 
+def test_the_list_of_engines_is_kept_by_the_names_that_are_replaced():
+    hub = importlib.import_module("ipyparallel.controller.hub").Hub
+    assert "open(self.engine_state_file, 'w')" in inspect.getsource(hub._save_engine_state)
+    assert "self._save_engine_state()" in inspect.getsource(hub.finish_registration)
+    assert "self.finish_registration(" in inspect.getsource(hub._load_engine_state)
+
+
 def test_status_messages_are_sent_by_the_method_that_is_replaced():
     kernel = importlib.import_module("ipyparallel.engine.kernel").IPythonParallelKernel
     names = list(inspect.signature(kernel._publish_status).parameters)
@@ -44,7 +51,14 @@ def test_the_client_has_the_names_that_mail_uses():
     parameters = inspect.signature(client.send_apply_request).parameters
     assert {"socket", "f", "args", "ident", "metadata"} <= set(parameters)
     source = inspect.getsource(client)
-    for name in ("_engines", "_mux_stream", "_iopub_socket", "history", "_output_futures"):
+    for name in (
+        "_engines",
+        "_mux_stream",
+        "_iopub_socket",
+        "history",
+        "_output_futures",
+        "_query_stream",
+    ):
         assert f"{name} = " in source, name
 
 

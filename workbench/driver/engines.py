@@ -65,6 +65,7 @@ class Engines:
         self._gauged_s = -GAUGE_S
         self._stopped = False
         self.roster = Roster(launched, places, num_spares, self._lost)
+        self.roster.taken_over = self._taken_over
 
     @property
     def num_ranks(self) -> int:
@@ -120,6 +121,10 @@ class Engines:
         member.refuse(EnginesError(self._says_gone(member)))
         if self.run is not None:
             self.run.look()
+
+    def _taken_over(self, how: str, took_s: float) -> None:
+        if self.run is not None:
+            self.run.happened("controller_back", how=how, took_s=f"{took_s:.1f}")
 
     def _says_gone(self, member: Member) -> str:
         rank = self.roster.members.index(member)

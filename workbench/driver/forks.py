@@ -35,6 +35,7 @@ class Forks:
         self._pending: dict[int, Future] = {}
         self._watchers: dict[int, list[Callable[[int], None]]] = {}
         self._exited: dict[int, int] = {}
+        self._successors: dict[int, int] = {}
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._is_cut = False
@@ -125,6 +126,7 @@ class Forks:
         if message.get("event") == "exit":
             with self._lock:
                 self._exited[message["pid"]] = message["code"]
+                self._successors[message["pid"]] = message["again"]
                 callbacks = self._watchers.pop(message["pid"], ())
             for callback in callbacks:
                 callback(message["code"])
@@ -155,6 +157,10 @@ class Forks:
                 self._watchers.setdefault(pid, []).append(callback)
                 return
         callback(self._exited[pid])
+
+    def successor(self, pid: int) -> int:
+        """The pid of the child that was started in place of one that is gone; 0 without one."""
+        return self._successors.get(pid, 0)
 
     def close(self) -> None:
         """End the server and all its children now."""

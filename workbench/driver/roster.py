@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from workbench.driver.echo import named
 from workbench.driver.launchers import Launched, local
 from workbench.driver.mail import Mail
 from workbench.driver.member import Member
-from workbench.errors import StartError
+from workbench.errors import EnginesError, StartError
 from workbench.spec.placement import Place
 
 POLL_S = 0.002
@@ -41,6 +42,9 @@ class Roster:
         self._keys = itertools.count(len(places) + num_spares)
         self._ids: set[int] = set()
         self._lost = lost
+        self._timeout_s = 0.0
+        # Called when another controller answers, with why the one before is gone.
+        self.taken_over: Callable[[str, float], None] = lambda _how, _took_s: None
         for member in self.everyone:
             self._watch(member)
         self.processes.on_controller_exit(self._lost_controller)
@@ -60,7 +64,7 @@ class Roster:
         Raises StartError that says who did not come, why, and where its log is.
         """
         deadline_s = time.monotonic() + timeout_s
-        self.mail = Mail(connection_file, timeout_s)
+        self.mail, self._timeout_s = Mail(connection_file, timeout_s), timeout_s
         return self._registered(self.everyone, timeout_s, deadline_s)
 
     def enlist(self, places: Sequence[Place | None], timeout_s: float) -> list[Member]:
@@ -104,7 +108,24 @@ class Roster:
         if not member.gone:
             self._lost(member, how + local.exit_reason(code))
 
-    def _lost_controller(self, code: int) -> None:
-        """Without the controller no message reaches a rank: all are lost to this kernel."""
+    def _lost_controller(self, code: int, comes_again: bool) -> None:
+        if comes_again and self.mail is not None:
+            mail = self.mail
+            threading.Thread(target=self._follow, args=(mail, code), daemon=True).start()
+        else:
+            self._out_of_reach(code)
+
+    def _follow(self, mail: Mail, code: int) -> None:
+        """The fork server has started another controller: go on with it."""
+        try:
+            took_s = mail.controller_came_back(self._timeout_s)
+        except EnginesError:
+            self._out_of_reach(code)
+            return
+        if took_s is not None:  # else it was killed as well, of which another notice comes
+            self.taken_over(local.exit_reason(code), took_s)
+
+    def _out_of_reach(self, code: int) -> None:
+        """Without a controller no message reaches a rank: all are lost to this kernel."""
         for member in self.everyone:
-            self._ended(member, code, "out of reach: the controller was ")
+            self._ended(member, code, "out of reach, controller: ")

@@ -91,6 +91,31 @@ def _calm_heart() -> None:
     monitor.beat = calm_beat
 
 
+def _whole_state() -> None:
+    """Write the list of engines whole or not at all, for a controller that takes over."""
+    hub = importlib.import_module("ipyparallel.controller.hub").Hub
+    save, load = hub._save_engine_state, hub._load_engine_state
+    loading: set[int] = set()
+
+    def save_whole(self: Any) -> None:
+        path = self.engine_state_file
+        if not path or id(self) in loading:
+            return
+        self.engine_state_file = f"{path}.new"
+        try:
+            save(self)
+            os.replace(f"{path}.new", path)
+        finally:
+            self.engine_state_file = path
+
+    def load_whole(self: Any) -> None:
+        loading.add(id(self))  # it would be written again after each engine of it
+        load(self)
+        loading.clear()
+
+    hub._save_engine_state, hub._load_engine_state = save_whole, load_whole
+
+
 def controller(argv: list[str]) -> None:
     """Become an ipyparallel controller; returns when it ends."""
     app = importlib.import_module("ipyparallel.controller.app")
@@ -98,6 +123,7 @@ def controller(argv: list[str]) -> None:
     quick = types.SimpleNamespace(**{**vars(app.time), "sleep": lambda _seconds: None})
     vars(app)["time"] = quick
     _calm_heart()
+    _whole_state()
     if sys.platform == "linux":
         # The heart is a process of its own and outlives a controller that is killed.
         prctl = ctypes.CDLL(None).prctl

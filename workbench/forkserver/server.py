@@ -27,6 +27,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,20 @@ from workbench.forkserver.processes import start_time
 
 PR_SET_CHILD_SUBREAPER = 36
 IDLE_LEASE_S = 2.0
+# A kept child that ends sooner after its start may have come to nothing. After so many in a row it
+# is given up; where it ended by itself, because a port is taken, say, each begins a little later.
+BRIEF_S, MOST_KILLED, PAUSES_S = 1.0, 20, (0.0, 0.05, 0.1, 0.2, 0.4)
+
+
+@dataclass
+class Child:
+    """A child: the tag of its cluster, how it was started, and how it is to be started again."""
+
+    tag: str
+    how: dict[str, Any] = field(default_factory=dict)
+    again: list[str] | None = None
+    born_s: float = field(default_factory=time.monotonic)
+    num_brief: int = 0
 
 
 class Server:
@@ -45,7 +60,7 @@ class Server:
         self.lease_s = lease_s
         self.selector = selectors.DefaultSelector()
         self.clients: dict[socket.socket, bytes] = {}
-        self.children: dict[int, str] = {}
+        self.children: dict[int, Child] = {}
         self.orphan_since: float | None = None
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         old = os.umask(0o177)
@@ -146,27 +161,55 @@ class Server:
                 return
             if not pid:
                 return
-            tag = self.children.pop(pid, None)
-            if tag is None:
+            child = self.children.pop(pid, None)
+            if child is None:
                 continue  # the orphan of a child
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # what it left behind, such as data loaders
             exit_code = os.waitstatus_to_exitcode(status)
+            told = {"event": "exit", "pid": pid, "tag": child.tag, "code": exit_code}
+            told["again"] = self._start_again(pid, child, exit_code)
             for client in list(self.clients):
-                self._send(client, {"event": "exit", "pid": pid, "tag": tag, "code": exit_code})
+                self._send(client, told)
 
-    def do_spawn(self, *, kind: str, tag: str, **how: Any) -> dict:
+    def _start_again(self, pid: int, child: Child, exit_code: int) -> int:
+        """The pid of the child that takes the place of one that ended; 0 for none."""
+        if child.again is None:
+            return 0
+        is_brief = time.monotonic() - child.born_s < BRIEF_S
+        num_brief = child.num_brief + 1 if is_brief else 0
+        if num_brief >= (MOST_KILLED if exit_code < 0 else len(PAUSES_S)):
+            return 0
+        if exit_code >= 0:
+            time.sleep(PAUSES_S[num_brief])
+        while group_exists(pid):  # it holds the same ports
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-pid, os.WNOHANG)
+            time.sleep(0.001)
+        how = {**child.how, "argv": child.again}
+        new = self._fork(lambda: self._become(**how))
+        self.children[new] = Child(child.tag, how, child.again, num_brief=num_brief)
+        return new
+
+    def do_spawn(self, *, tag: str, **how: Any) -> dict:
         """Fork a child of a kind; the reply carries its pid and start time."""
-        pid = self._fork(lambda: self._become(kind, **how))
-        self.children[pid] = tag
+        pid = self._fork(lambda: self._become(**how))
+        self.children[pid] = Child(tag, how)
         return {"pid": pid, "started": start_time(pid)}
+
+    def do_keep(self, *, pid: int, argv: list[str]) -> dict:
+        """From now on start this child again, with these arguments, whenever it ends."""
+        child = self.children.get(pid)
+        if child is not None:
+            child.again = argv
+        return {"is_kept": child is not None}
 
     def do_devices(self) -> dict:
         """What accelerators a child sees."""
         read_fd, write_fd = os.pipe()
         pid = self._fork(lambda: children.devices(write_fd))
         os.close(write_fd)
-        self.children[pid] = "devices"
+        self.children[pid] = Child("devices")
         with open(read_fd, "rb") as pipe:
             line = pipe.readline()
         return json.loads(line) if line else {"kind": None, "count": 0, "names": []}
@@ -188,12 +231,13 @@ class Server:
 
     def end_children(self, tags: set[str] | None = None) -> None:
         """Kill the children with these tags, or all; returns when none of them is left."""
-        chosen = {pid for pid, tag in self.children.items() if tags is None or tag in tags}
+        chosen = {pid for pid, of in self.children.items() if tags is None or of.tag in tags}
         # An engine has nothing to save at its end; the controller only its own files, which the
         # client removes with the session's directory. So there is nothing to wait for.
         # Each child leads a group of its own: what it forked itself goes with it.
         # A child just forked does not lead it yet, so the child itself is killed, too.
         for pid in chosen:
+            self.children[pid].again = None
             for kill in (os.kill, os.killpg):
                 with contextlib.suppress(ProcessLookupError):
                     kill(pid, signal.SIGKILL)

@@ -19,6 +19,10 @@ EVENTS: dict[str, tuple[str, str]] = {
     "saved": ("save", "saved {name} at step {step}"),
     "restored": ("save", "restored {name} (step {step}, written as {layout})"),
     "already": ("info", "already {strategy} ({layout})"),
+    "controller_back": (
+        "warning",
+        "The controller was {how}; a new one took over after {took_s} s, nothing was lost.",
+    ),
     "switched": (
         "switch",
         "{strategy} ({layout}) from step {step} on, in {took_ms} ms, {moved} moved between ranks",

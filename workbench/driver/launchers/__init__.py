@@ -24,8 +24,8 @@ class Processes(Protocol):
     def on_exit(self, key: int, callback: Callable[[int], None]) -> None:
         """Call back with the exit code once the process is gone."""
 
-    def on_controller_exit(self, callback: Callable[[int], None]) -> None:
-        """The same for the controller."""
+    def on_controller_exit(self, callback: Callable[[int, bool], None]) -> None:
+        """Call back with its exit code each time the controller is gone, and if another comes."""
 
     def signal(self, keys: list[int], number: int) -> None:
         """Send a signal to some processes."""

@@ -85,8 +85,16 @@ class LocalProcesses:
     def on_exit(self, key: int, callback: Callable[[int], None]) -> None:
         self.forks.on_exit(self.pids[key], callback)
 
-    def on_controller_exit(self, callback: Callable[[int], None]) -> None:
-        self.forks.on_exit(self.controller_pid, callback)
+    def on_controller_exit(self, callback: Callable[[int, bool], None]) -> None:
+        pid = self.controller_pid
+
+        def gone(code: int) -> None:
+            if successor := self.forks.successor(pid):
+                self.controller_pid = successor
+                self.on_controller_exit(callback)
+            callback(code, bool(successor))
+
+        self.forks.on_exit(pid, gone)
 
     def signal(self, keys: list[int], number: int) -> None:
         self.forks.ask("signal", pids=[self.pids[key] for key in keys], number=number).result()
@@ -136,6 +144,10 @@ def launch(
         }
         processes.controller_pid = hub.result()["pid"]
         _await_files(processes, connection, timeout_s)
+        # One that is killed is followed by another with the same ports and key.
+        session.forks.ask(
+            "keep", pid=processes.controller_pid, argv=[*args, "--reuse", "--restore"]
+        )
         started = [
             processes.start(key, place)
             for key, place in enumerate([*places, *[places[0]] * num_spares])
@@ -169,7 +181,7 @@ def loopback() -> str:
 
 def _await_files(processes: LocalProcesses, files: dict[str, Path], timeout_s: float) -> None:
     exited: list[int] = []
-    processes.on_controller_exit(exited.append)
+    processes.forks.on_exit(processes.controller_pid, exited.append)
     deadline_s = time.monotonic() + timeout_s
     while not all(path.exists() and path.stat().st_size for path in files.values()):
         if exited or time.monotonic() > deadline_s:
