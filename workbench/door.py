@@ -30,7 +30,8 @@ def enter(
 
     def call() -> dict[str, Any]:
         try:
-            return {"value": getattr(remote, name)(*args, **kwargs)}
+            with remote.doing(name):
+                return {"value": getattr(remote, name)(*args, **kwargs)}
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
             # The driver raises it, as its own class.
             return {"error": remote.told(error)}

@@ -8,6 +8,9 @@ import threading
 import pytest
 
 from workbench.engine.clock import BACKWARD, COMM, DATA, FORWARD, OTHER, Clock
+from workbench.engine.metered_group import Op
+
+OPS = (Op("all-reduce", (0, 1), None, 4, 0.0),)
 
 
 class Ticks:
@@ -37,7 +40,7 @@ def test_states_are_entered_and_left_and_add_up():
     with clock.during(DATA):  # 1, 2
         pass
     with clock.during(FORWARD, (0, 3)):  # 3
-        before = clock.enter(COMM, ("op",))  # 4
+        before = clock.enter(COMM, OPS)  # 4
         clock.back(before)  # 5
     ticked = clock.end()  # 6, 7
     sums = ticked.sums(timer)
@@ -50,7 +53,7 @@ def test_states_are_entered_and_left_and_add_up():
         (FORWARD, 5, 6), (OTHER, 6, 7),
     ]  # fmt: skip
     assert spans[3].detail == (0, 3)
-    assert spans[4].detail == ("op",)
+    assert spans[4].detail == OPS
 
 
 def test_a_step_that_follows_begins_where_the_last_one_ended():
@@ -71,7 +74,7 @@ def test_what_passed_since_the_last_mark_may_turn_out_to_be_something_else():
     clock.begin(follows=False)  # 0
     with clock.during(BACKWARD):  # 1
         clock.back(clock.enter(COMM))  # 2, 3: the last bucket is on its way
-        clock.since_last_mark(COMM, ("op",))  # until 4
+        clock.since_last_mark(COMM, OPS)  # until 4
     sums = clock.end().sums(timer)  # left at 5, ended at 6
     assert (sums[BACKWARD], sums[COMM]) == (2, 2)
 

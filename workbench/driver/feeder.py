@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SLICE_S = 0.4
 DEPTH = 2
+# A rank's pulse holds the records of two slices: those of a rank that dies are not lost.
+MOST_STEPS = 1_000
 LONG_STEP_S = 1.0
 # A slice may grow only so fast: the first steps of a training are slower than the rest.
 GROWTH = 4
@@ -93,7 +95,7 @@ class Feeder:
         if taken_s > 0 and len(replies[0]["columns"]["wall_s"]) == num_steps:
             self._step_s = taken_s / num_steps
             fitting = round(SLICE_S * num_steps / taken_s)
-            self._num_steps = max(1, min(fitting, GROWTH * num_steps))
+            self._num_steps = max(1, min(fitting, GROWTH * num_steps, MOST_STEPS))
 
     def drain(self, history: History, layout: Layout, advance: Callable[[int], None]) -> None:
         """Book the slices still queued; what they say of errors is of the one before."""

@@ -18,6 +18,7 @@ from workbench.engine.here import here, world
 from workbench.engine.kept import Kept
 from workbench.engine.told import MOST_CHARS
 from workbench.engine.world import Meeting, World
+from workbench.spec.pulse import path_of
 
 
 def arrive(address: str, logs: dict[int, str], meeting: dict | None) -> dict:
@@ -32,6 +33,7 @@ def arrive(address: str, logs: dict[int, str], meeting: dict | None) -> dict:
     # ipykernel makes the shell's namespace, in which cells run, that of `__main__`.
     here.namespace = vars(sys.modules["__main__"])
     output.start(here.rank, address, log_path)
+    here.meter.beat(path_of(log_path))
     threading.Thread(target=_way_out, name="way-out", daemon=True).start()
     if meeting is not None and here.key in meeting["keys"]:
         join(meeting)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.engine.clock import COMM, OTHER, Ticked, Timer
+from workbench.engine.clock import COMM, OTHER, HostTimer, Ticked, Timer
 from workbench.engine.metered_group import Op
 from workbench.engine.offset import Offset
 from workbench.spec.records import COLUMNS, PARTS
@@ -14,7 +15,7 @@ from workbench.spec.records import COLUMNS, PARTS
 ROUND_S = 7  # digits after the point
 
 
-@dataclass(frozen=True)
+@dataclass
 class Page:
     """One step. ops: kept of a step that is recorded whole, else None."""
 
@@ -23,13 +24,24 @@ class Page:
     sent_bytes: int
     ticked: Ticked
     ops: list[Op] | None = None
+    _row: dict[str, float] | None = None
 
     def row(self, timer: Timer) -> dict[str, float]:
         """A value for each of COLUMNS."""
+        if self._row is not None:
+            return self._row
         sums = self.ticked.sums(timer)
         parts = {name: sums[name.removesuffix("_s")] for name in PARTS}
         wall_s = sum(sums.values())
         return {"loss": self.loss, "wall_s": wall_s, **parts, "sent_bytes": self.sent_bytes}
+
+    def at_once(self, timer: Timer) -> list[float]:
+        """The row as it is known when the step ends: an accelerator's parts count as other."""
+        if isinstance(timer, HostTimer):
+            self._row = self.row(timer)
+            return list(self._row.values())
+        wall_s = time.perf_counter() - self.ticked.began_s
+        return [self.loss, wall_s, *[0.0] * len(PARTS), self.sent_bytes]
 
     def sample(self, timer: Timer, offset: Offset) -> dict[str, Any]:
         """Spans and operations, as plain values; seconds from the begin of the step."""

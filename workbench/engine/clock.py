@@ -19,6 +19,9 @@ from typing import Any, Protocol
 
 import torch
 
+from workbench.engine.pulse import Pulse
+from workbench.spec.pulse import IDLE
+
 FORWARD, BACKWARD, OPTIMIZER, DATA = "forward", "backward", "optimizer", "data"
 COMM, OTHER = "comm", "other"
 KINDS = (FORWARD, BACKWARD, OPTIMIZER, DATA, COMM, OTHER)
@@ -126,17 +129,18 @@ class Ticked:
 
 
 class Clock:
-    """Sets the marks of one rank's steps."""
+    """Sets the marks of one rank's steps, and tells them to its pulse as they are set."""
 
-    def __init__(self, timer: Timer) -> None:
+    def __init__(self, timer: Timer, pulse: Pulse | None = None) -> None:
         self.timer = timer
+        self.pulse = pulse or Pulse()
         self._stamp = timer.stamp
         self._marks: list[tuple[Any, str, Any]] = []
         self._began_s = 0.0
-        self._now: tuple[str, Any] = (OTHER, None)
+        self._now: tuple[str, Any] = (IDLE, None)
         self._ended: Any = None
         self._is_on = False
-        self._thread = 0
+        self._thread = threading.get_ident()
 
     def begin(self, *, follows: bool) -> None:
         """A step begins; follows: at the end of the one before, so that nothing lies between."""
@@ -146,6 +150,7 @@ class Clock:
         self._began_s = stamp if isinstance(stamp, float) else time.perf_counter()
         self._marks = [(stamp, OTHER, None)]
         self._is_on = True
+        self.pulse.at(OTHER)
 
     def end(self) -> Ticked:
         """The step is over; what follows is not marked."""
@@ -168,6 +173,7 @@ class Clock:
         self._now = (kind, detail)
         if self._is_on:
             self._marks.append((self._stamp(), kind, detail))
+        self.pulse.at(kind, _told(kind, detail))
         return before
 
     def back(self, before: tuple[str, Any] | None) -> None:
@@ -177,6 +183,7 @@ class Clock:
         self._now = before
         if self._is_on:
             self._marks.append((self._stamp(), *before))
+        self.pulse.at(before[0], _told(*before))
 
     @contextmanager
     def during(self, kind: str, detail: Any = None) -> Iterator[None]:
@@ -187,6 +194,19 @@ class Clock:
         finally:
             self.back(before)
 
+    @contextmanager
+    def serving(self, request: str) -> Iterator[None]:
+        """Inside, what is done in no step is done for this request of the driver."""
+        if threading.get_ident() != self._thread:
+            yield  # beside what the thread that trains does
+            return
+        before, self._now = self._now, (request, None)
+        try:
+            with self.pulse.during(request):
+                yield
+        finally:
+            self._now = before
+
     def since_last_mark(self, kind: str, detail: Any = None) -> None:
         """What passed since the last mark was of another kind, as is known only now."""
         if not self._is_on:
@@ -194,6 +214,11 @@ class Clock:
         stamp, *_ = self._marks[-1]
         self._marks[-1] = (stamp, kind, detail)
         self._marks.append((self._stamp(), *self._now))
+
+
+def _told(kind: str, detail: Any) -> str:
+    """The operation waited for, as the pulse has it."""
+    return detail[0].told if kind == COMM and detail else ""
 
 
 def _is_the_users() -> bool:

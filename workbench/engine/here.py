@@ -63,6 +63,11 @@ def together() -> Iterator[None]:
         raise
 
 
+def doing(request: str) -> contextlib.AbstractContextManager[None]:
+    """Tell, while it is served, what the driver has asked for."""
+    return here.meter.clock.serving(request)
+
+
 def world() -> World:
     """The world this rank is in. Raises WorldLostError when it must be joined anew."""
     if here.world is None or here.broken or not torch.distributed.is_initialized():

@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from workbench.engine.clock import COMM, Clock, HostTimer
+from workbench.engine.pulse import Pulse
 from workbench.errors import LayoutError
 
 BACKEND = "metered"
@@ -72,6 +74,13 @@ class Op:
     launched_s: float
     done_s: float | None = None
 
+    @property
+    def told(self) -> str:
+        """The operation in a word or three."""
+        if self.peer is None:
+            return self.kind
+        return f"{self.kind} {'to' if self.kind == 'send' else 'from'} {self.peer}"
+
 
 class Meter:
     """The operations of one process since the last `take`, and its clock.
@@ -81,10 +90,16 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.clock = Clock(HostTimer())
+        self.pulse = Pulse()
+        self.clock = Clock(HostTimer(), self.pulse)
         self.ops: list[Op] = []
         self.watches = False
         self.is_alone = False
+
+    def beat(self, path: Path) -> None:
+        """Tell in this file from now on what the rank does."""
+        self.pulse = Pulse(path)
+        self.pulse.start()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -110,6 +125,7 @@ class Meter:
 
     def note(self, op: Op, work: dist.Work | None) -> None:
         """An operation was handed over."""
+        self.pulse.launched(op.told, op.launched_s, work)
         if len(self.ops) < MOST_OPS:  # a cell of the user's may run for hours
             self.ops.append(op)
         if self.watches and work is not None:

@@ -19,6 +19,7 @@ from workbench.engine.arrival import arrive, is_broken, join, leave, reseed, run
 from workbench.engine.blueprint import Plan
 from workbench.engine.export import script
 from workbench.engine.here import break_off as _break_off
+from workbench.engine.here import doing
 from workbench.engine.here import here as _here
 from workbench.engine.here import together as _together
 from workbench.engine.here import trainer as _trainer
@@ -30,7 +31,16 @@ from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
 from workbench.spec.records import COLUMNS
 
-__all__ = ["arrive", "is_broken", "join", "leave", "reseed", "run_cell", "told"]  # from elsewhere
+__all__ = [
+    "arrive",
+    "doing",
+    "is_broken",
+    "join",
+    "leave",
+    "reseed",
+    "run_cell",
+    "told",
+]  # from elsewhere
 
 
 def _defined_by_cell() -> dict[str, Any]:

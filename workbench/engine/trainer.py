@@ -112,6 +112,7 @@ class Trainer:
         if self._seeks_unused and self._uses is None:
             self._uses = dp_replicate.Uses(self.held.parts[0])
         meter, timer, pages = self.world.meter, self.world.meter.clock.timer, []
+        meter.pulse.step = self.step + 1
         try:
             for number in range(num_steps):
                 meter.watches = number == num_steps - 1
@@ -152,7 +153,9 @@ class Trainer:
         if sent_after is not None:
             sent = sent_after - (sent_before or 0)
         loss = self._loss if self.spread.has_loss else 0.0
-        return books.Page(self.step, loss, sent, ticked, ops if meter.watches else None)
+        page = books.Page(self.step, loss, sent, ticked, ops if meter.watches else None)
+        clock.pulse.finished(self.step, page.at_once(clock.timer))
+        return page
 
     def _rounds(self) -> list[list[tuple[int, int]]]:
         """Microbatches that are under way together: all of a pipeline's, else one at a time."""

@@ -45,7 +45,7 @@ class World:
         self.attempt = meeting.attempt
         self.meter = meter
         self.device = own_device()
-        meter.clock = Clock(timer_for(self.device))
+        meter.clock = Clock(timer_for(self.device), meter.pulse)
         metered_group.register(self.device.type, meter)
         before = open_sockets()
         store = dist.FileStore(meeting.store_path, -1)
@@ -111,6 +111,7 @@ class World:
     def close(self) -> None:
         """Leave; the ranks that still wait for this one are freed by it."""
         self.sockets.shut_down()
+        self.meter.pulse.let_go()
         self._destroy()
         self.sockets.close()
 
