@@ -41,6 +41,8 @@ def test_the_list_has_whole_checkpoints_the_newest_last(root):
         "recipe": "digits",
         "by_itself": False,
         "path": str(root / "step-100"),
+        "stall_ms": None,
+        "write_ms": None,
     }
     assert checkpoints.list_in(root / "nowhere") == []
 

@@ -14,6 +14,7 @@ from tests.engine.models import same, step, training, whole_state
 from tests.engine.procs import ranks
 from workbench.engine import checkpoint, state
 from workbench.errors import CheckpointError
+from workbench.spec import aside
 from workbench.spec import manifest as manifests
 
 META = {"step": 3, "samples": 96, "recipe": "odd", "layout": "dp2", "metrics": {"loss": 0.5}}
@@ -147,8 +148,7 @@ def test_a_name_that_exists_is_refused_or_made_unique(saved):
     with pytest.raises(CheckpointError, match="A checkpoint named 'one' exists"):
         checkpoint.save(pieces, META, saved.parent, "one")
     for expected in ("one-2", "one-3"):
-        made = checkpoint.save(pieces, META, saved.parent, "one", unique=True)
-        assert made["name"] == expected
+        assert checkpoint.save(pieces, META, saved.parent, "one", unique=True) == expected
     assert names_in(saved.parent) == ["one", "one-2", "one-3"]
     assert (saved / "manifest.json").read_bytes() == before
 
@@ -167,8 +167,8 @@ def test_meta_that_is_not_plain_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(CheckpointError, match="fields of the format itself: files"):
         checkpoint.save(pieces, {"files": 1}, tmp_path, "a")
     assert list(tmp_path.iterdir()) == []
-    made = checkpoint.save(pieces, {"loss": float("nan")}, tmp_path, "a")
-    assert made["loss"] is None
+    checkpoint.save(pieces, {"loss": float("nan")}, tmp_path, "a")
+    assert manifests.read(tmp_path / "a")["loss"] is None
 
 
 def _small_files_only(rank, root):
@@ -285,7 +285,7 @@ def test_leftovers_of_a_writer_that_lives_are_kept(tmp_path):
     pieces = state.take(torch.nn.Linear(3, 3))
     for name in (".x.partial-00", ".y.partial-00"):
         (tmp_path / name).mkdir()
-    lock = checkpoint._lock(checkpoint._lock_of(tmp_path / ".x.partial-00"))
+    lock = aside.lock(aside.lock_of(tmp_path / ".x.partial-00"))
     checkpoint.save(pieces, META, tmp_path, "a")
     assert names_in(tmp_path) == [".x.partial-00", ".x.partial-00.lock", "a"]
     os.close(lock)

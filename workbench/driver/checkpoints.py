@@ -13,7 +13,9 @@ LAST = "last"
 
 
 def list_in(root: Path) -> list[dict[str, Any]]:
-    """Name, step, time_s, bytes, layout, recipe, by_itself, path of each; the newest last.
+    """Name, step, time_s, bytes, layout, recipe, by_itself, path, costs; the newest last.
+
+    stall_ms: that the training stood still for it. write_ms: from then on until it was written.
 
     Half-written ones are no checkpoints; one with a damaged manifest is left out, and `find`
     says what is wrong with it. A root that is not there has none.
@@ -67,4 +69,10 @@ def _summary(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         "recipe": manifest.get("recipe", ""),
         "by_itself": manifest.get("by_itself", False),
         "path": str(path),
+        "stall_ms": _ms(manifest.get("stall_s")),
+        "write_ms": _ms(manifest.get("write_s")),
     }
+
+
+def _ms(seconds: Any) -> float | None:
+    return round(1e3 * seconds, 1) if isinstance(seconds, (int, float)) else None

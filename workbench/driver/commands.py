@@ -47,6 +47,7 @@ def look(run: Run) -> None:
 def pause(run: Run) -> int:
     """Stop feeding -> the step."""
     run.set_state("paused")
+    run.saving.finish()
     run.happened("paused", step=run.step_now)
     return run.step_now
 
@@ -70,7 +71,7 @@ def step(run: Run, n: int = 1) -> int:
     run.set_state("running")
     while run.step_now < target and not (run.halt.is_set() and not run.feeder.in_flight):
         if not run.halt.is_set():
-            run.feeder.feed(target)
+            run.feeder.feed(min(target, run.saving.next_stop()))
         try:
             if (replies := run.feeder.next_slice()) is not None:
                 run.book(replies, ending=False)
@@ -85,9 +86,11 @@ def _rest(run: Run) -> None:
     """Be paused, or finished with the metrics at the goal."""
     if run.step_now < run.goal:
         run.set_state("paused")
+        run.saving.finish()
         return
     try:
         measure(run)
+        run.saving.finish()
     except WorkbenchError as error:
         run.fail(error)
         raise
@@ -121,31 +124,25 @@ def profile(run: Run, path: str | Path, *, force: bool = False) -> Path:
 def stop(run: Run) -> int:
     """End the training, keeping its state -> the step."""
     measure(run)
+    run.saving.finish()
     run.set_state("stopped")
     run.happened("stopped", step=run.step_now)
     return run.step_now
 
 
-def save(run: Run, name: str | None = None, *, by_itself: bool = False) -> str:
-    """Write a checkpoint -> its name. by_itself: nobody asked for it, so it may go again."""
+def save(run: Run, name: str | None = None) -> Future:
+    """Begin a checkpoint -> a future of its name, which comes when it is whole."""
     if name is not None and (not isinstance(name, str) or name.isdigit() or name in ("", "last")):
         raise InputError(
             f"name={name!r}: use letters, digits, '-' and '_', such as before-lunch; a number "
             "or 'last' would be read as a step."
         )
-    root = str(run.directory / "checkpoints")
-    meta = {"run": run.name, "metrics": run.metrics, "goal": run.goal, "by_itself": by_itself}
-    wanted = name or f"step-{run.step_now}"
-    saved = run.engines.together("save", root, wanted, name is None, meta)[0]
-    run.num_saves += 1
-    run.saved = run.checkpoints()
-    run.happened("saved", name=saved, step=run.step_now)
-    run.marks.append({"step": run.step_now, "label": "saved"})
-    return saved
+    return run.saving.begin(name)
 
 
 def restore(run: Run, what: str | int = "last") -> int:
     """Go back to a checkpoint -> its step."""
+    run.saving.finish()  # it may be the one that is meant
     path = runs.find(run.directory.parent, what, run=run.name)
     meta = run.engines.together("restore", str(path.resolve()))[0]
     run.step_now = meta["step"]

@@ -19,7 +19,7 @@ from workbench.driver import checkpoints, commands, recovery
 from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
 from workbench.driver.readings import Readings
-from workbench.driver.retention import remove, superseded
+from workbench.driver.saving import Saving, follow
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
 from workbench.errors import RunError, WorkbenchError
 from workbench.spec.choices import choices
@@ -78,6 +78,7 @@ class Run(Readings):
         # Set while a pause or stop is asked for and not yet done: steps under way give way to it.
         self.halt = threading.Event()
         self.feeder = Feeder(engines)
+        self.saving = Saving(self)
         self._thread = threading.Thread(target=self._serve, name=f"run-{self.name}", daemon=True)
 
     def begin(self, *, running: bool) -> None:
@@ -170,7 +171,7 @@ class Run(Readings):
         return self._result("stop")
 
     def save(self, name: str | None = None) -> str:
-        """Write a checkpoint -> its name, `step-<n>` unless given."""
+        """Write a checkpoint, beside the training -> its name, `step-<n>` unless given."""
         return self._result("save", name=name)
 
     def restore(self, what: str | int = "last") -> int:
@@ -234,6 +235,7 @@ class Run(Readings):
 
     def give_up_ranks(self) -> str:
         """End for another training that takes the ranks -> what became of this one."""
+        self.saving.finish(self.engines.timeouts.total_s)
         step = f"{self.name} is over at step {self.step_now:,}"
         kept = (
             f"its last checkpoint is {self.saved[-1]['name']}" if self.saved else "it was not saved"
@@ -248,6 +250,7 @@ class Run(Readings):
             self._put("end", {}, Future())
         if threading.current_thread() is not self._thread and self._thread.ident:
             self._thread.join(self.engines.timeouts.total_s)
+        self.saving.finish(self.engines.timeouts.total_s)
 
     # What the panel and the notebook read.
 
@@ -284,18 +287,13 @@ class Run(Readings):
         """One event: a slice that ended, or a command; then feed."""
         feeder = self.feeder
         if self.state == "running" and self._commands.empty():
-            feeder.feed(self._limit())
+            feeder.feed(self.saving.next_stop())
         if not feeder.in_flight and (self.state != "running" or not self._commands.empty()):
             self._act(*self._commands.get())
             return
         replies = feeder.next_slice()
         if replies is not None:
             self.book(replies)
-
-    def _limit(self) -> int:
-        """The step that slices may go to: the goal, or the next save by itself."""
-        every = self.options.save_every
-        return min(self.goal, (self.step_now // every + 1) * every) if every else self.goal
 
     def _act(self, verb: str, how: dict, future: Future) -> None:
         if verb == "end":
@@ -318,7 +316,10 @@ class Run(Readings):
             raise
         else:
             self.set_pending("")
-            future.set_result(result)
+            if isinstance(result, Future):  # it goes on beside the training
+                follow(future, result)
+            else:
+                future.set_result(result)
 
     def _done(self, verb: str, how: dict) -> Any:
         """Do what was asked, where the state allows it -> what it gives."""
@@ -343,26 +344,17 @@ class Run(Readings):
             return
         if not all(reply["is_journaled"] for reply in replies) and not self._told_of_journal:
             self._told_of_journal = True
-            self.tell("warning", f"the journal cannot be written any more: {self.directory}")
-        every = self.options.save_every
-        if every and self.step_now % every == 0 and not self.feeder.in_flight:
-            self._save_by_itself()
+            self.tell(
+                "warning", f"the journal cannot be written, what is not is kept: {self.directory}"
+            )
+        if self.saving.is_step() and not self.feeder.in_flight:
+            self.saving.by_itself()
         if ending and self.step_now >= self.goal and not self.feeder.in_flight:
             commands.measure(self)
+            self.saving.finish()
             self.happened("finished", step=self.step_now)
             self.set_state("finished")
         self._bump()
-
-    def _save_by_itself(self) -> None:
-        """A save that fails must not end the training it is there to keep."""
-        try:
-            commands.save(self, by_itself=True)
-            if old := superseded(self.saved, self.options.keep, self.options.keep_every):
-                for one in old:
-                    remove(Path(one["path"]))
-                self.saved = self.checkpoints()
-        except (WorkbenchError, OSError) as error:
-            self.tell("error", str(error))
 
     def fail(self, error: WorkbenchError) -> None:
         """Stop with what went wrong as the message."""

@@ -56,6 +56,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "metrics": dict(run.metrics),
         "metrics_step": run.metrics_step,
         "checkpoints": list(run.saved),
+        "saving": run.saving.now,
         "events": list(run.events),
         "engines": rows,
         "pending": run.pending,

@@ -6,12 +6,13 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from workbench.engine.journal import Journal
 from workbench.engine.metered_group import Meter
+from workbench.engine.saver import Saver
 from workbench.engine.trainer import Trainer
 from workbench.engine.world import World
 from workbench.errors import CheckpointError, RunError, WorldLostError
@@ -27,11 +28,12 @@ class Here:
     meter: Meter = field(default_factory=Meter)
     world: World | None = None
     trainer: Trainer | None = None
-    directory: Path | None = None
+    journal: Journal | None = None
     broken: bool = False
     interruptible: bool = False
     cell: str = ""
     peaks: dict[tuple[torch.dtype, int], float] = field(default_factory=dict)
+    saver: Saver = field(default_factory=Saver)
 
 
 # An engine is a process, so what it holds is one object.
@@ -65,6 +67,7 @@ def together() -> Iterator[None]:
 
 def doing(request: str) -> contextlib.AbstractContextManager[None]:
     """Tell, while it is served, what the driver has asked for."""
+    here.saver.over()
     return here.meter.clock.serving(request)
 
 

@@ -1,23 +1,56 @@
-"""Journal: each rank appends what it tells of its steps to a file of its own."""
+"""Journal: each rank appends what it tells of its steps to a file of its own.
+
+It is a copy of what the driver gets; a full disk must not end the training. What the disk does not
+take is kept and written once it does, so that each step is there once.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+# What is kept for a disk that is full; what comes after that is lost to the journal.
+MOST_KEPT_BYTES = 32 << 20
 
-def append(directory: Path | None, reply: dict[str, Any]) -> bool:
-    """Add a slice to journal/rank<r>.jsonl of a run; False where the disk does not take it."""
-    if directory is None or not reply["columns"]["loss"]:
+
+class Journal:
+    """journal/rank<r>.jsonl of a run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "journal"
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+
+    def append(self, reply: dict[str, Any]) -> bool:
+        """Add a slice; False where the disk does not take it."""
+        if not reply["columns"]["loss"]:
+            return True
+        line = json.dumps({"time_s": time.time(), **reply}, separators=(",", ":")).encode() + b"\n"
+        if self._kept_bytes < MOST_KEPT_BYTES:
+            self._kept.append(line)
+            self._kept_bytes += len(line)
+        try:
+            _append(self._directory / f"rank{reply['rank']}.jsonl", b"".join(self._kept))
+        except OSError:
+            return False
+        self._kept, self._kept_bytes = [], 0
         return True
-    path = directory / "journal" / f"rank{reply['rank']}.jsonl"
-    line = json.dumps({"time_s": time.time(), **reply}, separators=(",", ":"))
-    # The journal is a copy of what the driver gets; a full disk must not end the training.
+
+
+def _append(path: Path, data: bytes) -> None:
+    """All of it or nothing, also for who reads the file: no half line stays."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        with path.open("a") as file:
-            file.write(line + "\n")
-    except OSError:
-        return False
-    return True
+        before = os.fstat(file).st_size
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(file, left) :]
+        except OSError:
+            os.ftruncate(file, before)
+            raise
+    finally:
+        os.close(file)

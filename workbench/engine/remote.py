@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from workbench.engine import checkpoint, flops, journal, state
+from workbench.engine import checkpoint, flops, state
 from workbench.engine import recipe as recipes
 from workbench.engine.arrival import arrive, is_broken, join, leave, reseed, run_cell
 from workbench.engine.blueprint import Plan
@@ -24,6 +24,7 @@ from workbench.engine.here import here as _here
 from workbench.engine.here import together as _together
 from workbench.engine.here import trainer as _trainer
 from workbench.engine.here import world as _world
+from workbench.engine.journal import Journal
 from workbench.engine.moves import move
 from workbench.engine.told import told
 from workbench.engine.trainer import Trainer, first_trainer, move_state
@@ -65,7 +66,7 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         found = found.changed(batch=chosen.batch, seed=chosen.seed)
         trainer = first_trainer(Plan(found, chosen), wanted, _world())
     _here.trainer = trainer
-    _here.directory = Path(directory)
+    _here.journal = Journal(Path(directory))
     about = {
         "recipe": found.name,
         "batch": found.batch,
@@ -131,8 +132,9 @@ def run_slice(num_steps: int, follows: bool) -> dict:
             _break_off(raised)
         finally:
             signal.signal(signal.SIGINT, before)
+    _here.saver.left()
     reply = {"rank": _here.rank, "first": first, "step": trainer.step, "columns": columns}
-    is_journaled = journal.append(_here.directory, reply)
+    is_journaled = _here.journal is None or _here.journal.append(reply)
     more = {"sample": sample, "memory": trainer.memory()}
     return {**reply, "error": error, "is_journaled": is_journaled, **more}
 
@@ -165,25 +167,16 @@ def evaluate() -> dict[str, float]:
         return _trainer().evaluate()
 
 
-def save(root: str, name: str, unique: bool, meta: dict) -> str:
-    """Write a checkpoint together with the other ranks -> its name, which `unique` may extend."""
-    trainer = _trainer()
-    recipe = trainer.plan.recipe
-    whole = {
-        **meta,
-        "step": trainer.step,
-        "samples": trainer.samples,
-        "seed": recipe.seed,
-        "batch": recipe.batch,
-        "recipe": recipe.name,
-        "size": recipe.size,
-        "layout": str(trainer.layout),
-        "tied": state.tied(trainer.blueprint.bones),
-        "optimizer": state.settings(trainer.optimizer, trainer.blueprint.groups),
-    }
+def begin_save(root: str, name: str, meta: dict, unique: bool, is_training: bool) -> dict:
+    """Copy the state and write it beside the training -> see Saver.begin."""
+    trainer, how = _trainer(), {"unique": unique, "is_training": is_training}
     with _together():
-        pieces = state.take(trainer.held, trainer.optimizer)
-        return checkpoint.save(pieces, whole, Path(root), name, unique=unique)["name"]
+        return _here.saver.begin(trainer, Path(root), name, meta, **how)
+
+
+def save_problem(directory: str) -> tuple[str, bool] | None:
+    """Why a save that is over came to nothing on this rank, and whether it was the first."""
+    return _here.saver.problem(directory)
 
 
 def restore(path: str) -> dict:

@@ -110,6 +110,11 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 5") from None
 
 
+def whole_or_time(text: str) -> int | str:
+    """A whole number, or text that the driver reads as a time."""
+    return int(text) if text.isdecimal() else word(text)
+
+
 def number(text: str) -> float:
     """A number; the driver says which are allowed."""
     try:

@@ -16,7 +16,11 @@ EVENTS: dict[str, tuple[str, str]] = {
     "profiled": ("info", "step {step} was taken under torch.profiler"),
     "nearest": ("info", "{file} has step {step}, the recorded one nearest to {asked}"),
     "exported": ("info", "exported {layout} as {file}"),
-    "saved": ("save", "saved {name} at step {step}"),
+    "saved": (
+        "save",
+        "saved {name} at step {step}: {size}, the training stood {stall_ms} ms, written in "
+        "{write_ms} ms",
+    ),
     "restored": ("save", "restored {name} (step {step}, written as {layout})"),
     "already": ("info", "already {strategy} ({layout})"),
     "controller_back": (

@@ -17,7 +17,10 @@ from workbench.errors import CheckpointError
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
-OWN_FIELDS = ("format", "name", "created", "time_s", "torch", "ranks", "keys", "files", "seal")
+OWN_FIELDS = (
+    "format", "name", "created", "time_s", "stall_s", "write_s", "torch", "ranks", "keys", "files",
+    "seal",
+)  # fmt: skip
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -11,7 +11,7 @@ from workbench.driver import current
 from workbench.driver.session import in_kernel
 from workbench.errors import RunError
 from workbench.notebook import show
-from workbench.notebook.line import from_line, layout_arguments, number, whole, word
+from workbench.notebook.line import from_line, layout_arguments, number, whole, whole_or_time, word
 from workbench.notebook.magics import Commands
 from workbench.spec.options import PRECISIONS, TrainOptions
 from workbench.spec.strategy import STRATEGIES
@@ -59,7 +59,12 @@ class TrainMagics(Commands):
         help="activations again in the backward pass, instead of kept",
     )
     @argument("--size", type=word, help="for recipes that have sizes, e.g. small")
-    @argument("--save-every", type=whole, metavar="N", help="save by itself every N steps")
+    @argument(
+        "--save-every",
+        type=whole_or_time,
+        metavar="N",
+        help="save by itself every N steps, or each 30s, 5min",
+    )
     @argument("--keep", type=whole, metavar="N", help="of those keep the last N (all)")
     @argument("--keep-every", type=whole, metavar="M", help="and those of each M-th step")
     @argument("--dir", type=word, help="where the run's folder is made (runs)")

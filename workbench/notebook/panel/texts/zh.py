@@ -176,7 +176,7 @@ EVENTS = {
     "profiled": "第 {step} 步由 torch.profiler 记录",
     "nearest": "{file} 中是第 {step} 步，即离第 {asked} 步最近的已记录的步",
     "exported": "已将 {layout} 导出为 {file}",
-    "saved": "已在第 {step} 步保存 {name}",
+    "saved": "已在第 {step} 步保存 {name}：{size}，训练停顿 {stall_ms} ms，写入用时 {write_ms} ms",
     "restored": "已恢复 {name}（第 {step} 步，保存时为 {layout}）",
     "already": "已经是{strategy}（{layout}）",
     "controller_back": "控制器{how}；{took_s} 秒后由新的控制器接管，没有任何丢失。",
