@@ -1,6 +1,7 @@
 """The workbench: a running distributed training, held in a notebook like a variable.
 
-`%load_ext workbench` brings the magics; `workbench.start(n=4)` is the same from Python.
+`%load_ext workbench` brings the magics; `workbench.start(n=4)` is the same from Python,
+and `workbench.attach()` goes on with what another kernel has left.
 Importing this is free: nothing heavier than the standard library is loaded before first use.
 """
 
@@ -10,11 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.driver.attach import attach as attach
     from workbench.driver.engines import Engines
     from workbench.driver.engines import start as start
 
 __version__ = "0.1.0"
-__all__ = ["Engines", "load_ipython_extension", "start", "unload_ipython_extension"]
+__all__ = ["Engines", "attach", "load_ipython_extension", "start", "unload_ipython_extension"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +24,8 @@ def __getattr__(name: str) -> Any:
         from workbench.driver import engines
 
         return getattr(engines, name)
+    if name == "attach":
+        return importlib.import_module("workbench.driver.attach").attach
     if name == "errors":
         return importlib.import_module("workbench.errors")
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")

@@ -79,7 +79,7 @@ def test_only_processes_that_wait_are_told_of(monkeypatch):
             assert session.num_left_over() == 1
             assert current.left_over() == (
                 " 1 process of a kernel that is gone waits for the lease to end: "
-                "%dist_stop --all ends them now."
+                "%dist_attach takes over, %dist_stop --all ends them now."
             )
         finally:
             for child in psutil.Process(server.pid).children():

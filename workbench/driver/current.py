@@ -46,7 +46,10 @@ def left_over() -> str:
         if count == 1
         else ("processes of kernels that are gone wait")
     )
-    return f" {count} {what} for the lease to end: %dist_stop --all ends them now."
+    return (
+        f" {count} {what} for the lease to end: %dist_attach takes over, %dist_stop --all ends "
+        "them now."
+    )
 
 
 def run() -> Run:

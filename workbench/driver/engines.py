@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench import errors
-from workbench.driver import current
+from workbench.driver import card, current
 from workbench.driver import session as sessions
 from workbench.driver.cells import CellResult, run_cell
 from workbench.driver.echo import Echo, named
@@ -32,7 +31,7 @@ from workbench.errors import (
     WorkbenchError,
     WorldLostError,
 )
-from workbench.spec.placement import Place, check_number, check_spares, place
+from workbench.spec.placement import Place, check_number, check_spares, num_cores, place
 from workbench.spec.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -44,27 +43,32 @@ STOP_S = 5.0
 
 
 class Engines:
-    """The ranks of a running cluster; made by `start`.
+    """The ranks of a running cluster; made by `start`, or from known processes by `attach`.
 
     Every call goes to the ranks in one order, which is what keeps their collectives in step.
     """
 
     def __init__(
-        self, launched: Launched, places: Sequence[Place], timeouts: Timeouts, num_spares: int = 0
+        self,
+        launched: Launched,
+        places: Sequence[Place],
+        timeouts: Timeouts,
+        num_spares: int = 0,
+        known: Sequence[Member] = (),
     ) -> None:
         self.directory = launched.directory
         self.processes = launched.processes
         self.timeouts = timeouts
         self.echo = Echo(f"ipc://{launched.directory}/echo.sock")
         self.run: Run | None = None
-        self._attempt = 0
+        self.attempt = 0
         self._lock = threading.Lock()
         self._gauge_lock = threading.Lock()
         self._gauges: Gauges | None = None
         self._gauged: list[dict[str, Any]] = []
         self._gauged_s = -GAUGE_S
         self._stopped = False
-        self.roster = Roster(launched, places, num_spares, self._lost)
+        self.roster = Roster(launched, places, num_spares, self._lost, known)
         self.roster.taken_over = self._taken_over
 
     @property
@@ -105,7 +109,7 @@ class Engines:
         return {
             "keys": [member.key for member in members],
             "environments": [member.place.environment for member in members if member.place],
-            "attempt": self._attempt,
+            "attempt": self.attempt,
             "store_path": str(self.directory / "store"),
             "timeout_s": self.timeouts.total_s,
             "rendezvous_s": rendezvous_s or self.timeouts.rendezvous_s,
@@ -243,7 +247,7 @@ class Engines:
 
     def next_meeting(self, *, rendezvous_s: float | None = None) -> dict[str, Any]:
         """The meeting of another attempt."""
-        self._attempt += 1
+        self.attempt += 1
         return self.meeting(rendezvous_s=rendezvous_s)
 
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
@@ -382,6 +386,7 @@ def start(
         if kept is not None and isinstance(error, StartError):
             raise StartError(str(error).replace(str(launched.directory), str(kept))) from None
         raise
+    card.write(launched.directory, places, spares, timeouts.total_s)
     current.remember(engines)
     return engines
 
@@ -393,8 +398,3 @@ def _kept_logs(launched: Launched) -> Path:
     for log in launched.directory.glob("*.log"):
         shutil.copy(log, kept)
     return kept
-
-
-def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

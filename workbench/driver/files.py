@@ -30,6 +30,19 @@ def written(path: str | Path, write: Callable[[Path], object], *, force: bool = 
     return target
 
 
+def replaced(path: Path, text: str) -> None:
+    """Put a private file (0600) in place of the one that is there; who reads sees either whole."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 def check(path: str | Path, *, force: bool = False) -> Path:
     """The path, absolute. Raises InputError where no file may be written."""
     typed = _named(path)

@@ -16,7 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+import psutil
+
 from workbench.errors import EnginesError, StartError
+from workbench.forkserver.processes import start_time
 
 CONNECT_S = 30.0
 
@@ -24,10 +27,13 @@ CONNECT_S = 30.0
 class Forks:
     """One fork server and the connection that keeps its lease.
 
-    `directory` is private (0700) and holds the socket and the server's log.
+    `directory` is private (0700) and holds the socket and the server's log. known: pid and start
+    time of a server that another kernel has started; None starts one.
     """
 
-    def __init__(self, directory: Path, lease_s: float) -> None:
+    def __init__(
+        self, directory: Path, lease_s: float, known: tuple[int, float] | None = None
+    ) -> None:
         self.log = directory / "forkserver.log"
         self.directory = directory
         self._socket_path = directory / "fork.sock"
@@ -39,6 +45,10 @@ class Forks:
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._is_cut = False
+        self._process = self._started(lease_s) if known is None else None
+        self._known = known or (0, 0.0)
+
+    def _started(self, lease_s: float) -> subprocess.Popen:
         # The server reads thread counts when it imports torch, and must stay single-threaded.
         # The NVML check counts CUDA devices without initialising CUDA, which would poison forks.
         env = {
@@ -49,15 +59,10 @@ class Forks:
         }
         package_root = str(Path(__file__).resolve().parents[2])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "workbench.forkserver", str(self._socket_path)]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "workbench.forkserver",
-                    str(self._socket_path),
-                    str(lease_s),
-                ],
+            return subprocess.Popen(
+                [*command, str(lease_s)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -68,13 +73,18 @@ class Forks:
     @property
     def pid(self) -> int:
         """The server's process."""
-        return self._process.pid
+        return self._process.pid if self._process is not None else self._known[0]
 
     @property
     def alive(self) -> bool:
         """Whether the server still runs."""
         # The connection ends a little before the process does.
-        return not self._is_cut and self._process.poll() is None
+        return not self._is_cut and self._runs()
+
+    def _runs(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is None
+        return start_time(self._known[0]) == self._known[1]
 
     def connect(self) -> None:
         """Connect, once the server listens; it may still be importing, requests then queue.
@@ -164,6 +174,16 @@ class Forks:
 
     def close(self) -> None:
         """End the server and all its children now."""
-        if self._process.poll() is None:
-            self._process.terminate()
-        self._process.wait()
+        if self._runs():
+            os.kill(self.pid, signal.SIGTERM)
+        if self._process is not None:
+            self._process.wait()
+        else:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(self.pid).wait(CONNECT_S)
+
+    def leave(self) -> None:
+        """Let go of the server, which lives on as long as it has children and a lease."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_RDWR)

@@ -7,17 +7,15 @@ asked for where it is needed, and a CSV needs neither.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.driver import files
+from workbench.driver import files, journals
 from workbench.errors import InputError, RunError
 from workbench.spec.records import COLUMNS
 
@@ -86,12 +84,10 @@ def read(directory: str | Path) -> list[tuple[int, Table]]:
 
     Raises RunError for a file that cannot be opened.
     """
-    there = Path(directory, "journal").glob("rank*.jsonl")
-    paths = {int(path.stem[4:]): path for path in there if path.stem[4:].isdecimal()}
     found: list[tuple[int, Table]] = []
     again: tuple[np.ndarray, np.ndarray] | None = None
-    for rank, path in sorted(paths.items()):
-        parts = [_in_ms(line) for line in _kept(_lines(path))]
+    for rank, path in journals.paths(directory).items():
+        parts = [_in_ms(line) for line in journals.kept(journals.lines(path))]
         if not parts:
             continue
         columns = _stacked(parts)
@@ -131,44 +127,6 @@ def _summed(steps: np.ndarray, ranks: list[tuple[int, Table]]) -> Table:
         if name.endswith("_ms") or name == SENT
     }
     return {**means, SENT: means[SENT] * num_ranks}
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for text in file:
-                with contextlib.suppress(ValueError):  # cut short
-                    yield json.loads(text)
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be read: {error.strerror}. run.history has loss and rate of the steps."
-        ) from None
-
-
-def _kept(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of one rank without the steps that a later line takes again.
-
-    Each has `since_s`: when the rank began to take its steps again, or -inf.
-    """
-    kept: list[dict[str, Any]] = []
-    since_s = -np.inf
-    for line in lines:
-        first = line["first"]
-        if kept and first <= kept[-1]["step"]:
-            # Of these steps all ranks have written by now, and none has begun with them again.
-            since_s = line["time_s"] - sum(line["columns"][WALL])
-            while kept and kept[-1]["first"] >= first:
-                kept.pop()
-            if kept and kept[-1]["step"] >= first:
-                kept[-1] = _cut(kept[-1], first)
-        kept.append({**line, "since_s": since_s})
-    return kept
-
-
-def _cut(line: dict[str, Any], end: int) -> dict[str, Any]:
-    num_steps = end - line["first"]
-    columns = {name: values[:num_steps] for name, values in line["columns"].items()}
-    return {**line, "step": end - 1, "columns": columns}
 
 
 def _in_ms(line: Mapping[str, Any]) -> Table:

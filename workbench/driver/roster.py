@@ -22,7 +22,8 @@ POLL_S = 0.002
 class Roster:
     """Members by rank, and spares, which have none.
 
-    lost: called, in any thread, with a member whose process is gone and the reason.
+    lost: called, in any thread, with a member whose process is gone and the reason. known: those
+    that another kernel has started, ranks in their order and then spares.
     """
 
     def __init__(
@@ -31,22 +32,28 @@ class Roster:
         places: Sequence[Place],
         num_spares: int,
         lost: Callable[[Member, str], None],
+        known: Sequence[Member] = (),
     ) -> None:
         self.processes = launched.processes
         self.mail: Mail | None = None
-        self.members = [Member(key, place) for key, place in enumerate(places)]
-        self.spares = [Member(len(places) + n, None) for n in range(num_spares)]
+        if known:
+            self.members = [member for member in known if member.place is not None]
+            self.spares = [member for member in known if member.place is None]
+        else:
+            self.members = [Member(key, place) for key, place in enumerate(places)]
+            self.spares = [Member(len(places) + n, None) for n in range(num_spares)]
         # What was asked for: places of all ranks, and how many spares there should be.
         self.places = list(places)
         self.num_spares = num_spares
-        self._keys = itertools.count(len(places) + num_spares)
+        self._keys = itertools.count(1 + max(member.key for member in self.everyone))
         self._ids: set[int] = set()
         self._lost = lost
         self._timeout_s = 0.0
         # Called when another controller answers, with why the one before is gone.
         self.taken_over: Callable[[str, float], None] = lambda _how, _took_s: None
         for member in self.everyone:
-            self._watch(member)
+            if not member.gone:
+                self._watch(member)
         self.processes.on_controller_exit(self._lost_controller)
 
     @property
@@ -66,6 +73,10 @@ class Roster:
         deadline_s = time.monotonic() + timeout_s
         self.mail, self._timeout_s = Mail(connection_file, timeout_s), timeout_s
         return self._registered(self.everyone, timeout_s, deadline_s)
+
+    def rejoin(self, mail: Mail, ids: Sequence[int], timeout_s: float) -> None:
+        """Go on with processes that have registered with these ids."""
+        self.mail, self._ids, self._timeout_s = mail, set(ids), timeout_s
 
     def enlist(self, places: Sequence[Place | None], timeout_s: float) -> list[Member]:
         """Start fresh processes, for ranks or as spares, and wait as `connect` does."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.driver import checkpoints, commands, recovery
+from workbench.driver.diary import Diary
 from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
 from workbench.driver.readings import Readings
@@ -31,6 +32,7 @@ from workbench.spec.options import TrainOptions
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
 
+DIARY_S = 1.0
 SILENT = ("hold", "look")  # what no user asks for; in any state
 DONE_ALREADY = {("pause", "paused"), ("pause", "finished"), ("stop", "stopped")}
 
@@ -79,6 +81,7 @@ class Run(Readings):
         self.halt = threading.Event()
         self.feeder = Feeder(engines)
         self.saving = Saving(self)
+        self.diary = Diary(directory)
         self._thread = threading.Thread(target=self._serve, name=f"run-{self.name}", daemon=True)
 
     def begin(self, *, running: bool) -> None:
@@ -89,6 +92,12 @@ class Run(Readings):
         parameters = self.about["parameters"]
         self.happened("built", run=self.name, parameters=parameters, layout=self.layout)
         self._thread.start()
+
+    def take_up(self) -> None:
+        """Start the thread of a training that another kernel has begun."""
+        self.happened("attached", step=self.step_now)
+        self._thread.start()
+        self.look()
 
     def lay_out(self, layout: Layout, replies: list[dict[str, Any]]) -> None:
         """The ranks hold the training under this layout, and said how."""
@@ -279,6 +288,7 @@ class Run(Readings):
                 self.fail(error)
             except Exception as error:  # noqa: BLE001 - the thread must live to say what happened
                 self.fail(RunError(f"The run's thread met {type(error).__name__}: {error}"))
+        self.diary.keep(self)
         with self._putting:
             self._is_closed = True
             self._refuse_rest()
@@ -286,10 +296,12 @@ class Run(Readings):
     def _turn(self) -> None:
         """One event: a slice that ended, or a command; then feed."""
         feeder = self.feeder
+        self.diary.keep(self)
         if self.state == "running" and self._commands.empty():
             feeder.feed(self.saving.next_stop())
         if not feeder.in_flight and (self.state != "running" or not self._commands.empty()):
-            self._act(*self._commands.get())
+            with contextlib.suppress(queue.Empty):  # of what others add, the diary is to have, too
+                self._act(*self._commands.get(timeout=DIARY_S))
             return
         replies = feeder.next_slice()
         if replies is not None:

@@ -9,11 +9,13 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
 
+from workbench.driver.files import replaced
 from workbench.driver.forks import Forks
 from workbench.forkserver.processes import start_time
 from workbench.spec.placement import Devices
@@ -30,15 +32,26 @@ class Session:
     The fork server removes the directory when it ends, so nothing stays after a killed kernel.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, joined: Path | None = None) -> None:
+        """joined: the directory of a session that another kernel has left; None begins one."""
+        self.owner_pid = os.getpid()
+        self.joined = joined is not None
+        self._devices: Future | None = None
+        if joined is not None:
+            self.directory = joined
+            (pid, started), _owner = owners(joined)
+            self.forks = Forks(joined, LEASE_S, (pid, started))
+            return
         parent = parent_directory()
         sweep(parent)
         self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        self.owner_pid = os.getpid()
         self.forks = Forks(self.directory, LEASE_S)
+        self.own()
+
+    def own(self) -> None:
+        """Write down that this kernel is the one that the fork server belongs to."""
         known = [[pid, start_time(pid)] for pid in (self.forks.pid, self.owner_pid)]
-        (self.directory / SERVER).write_text(json.dumps(known))
-        self._devices: Future | None = None
+        replaced(self.directory / SERVER, json.dumps(known))
 
     def warm_up(self) -> None:
         """Ask for the devices now, so that the answer is there when engines are started."""
@@ -65,7 +78,7 @@ def sweep(parent: Path) -> list[int]:
     abandoned = []
     for directory in parent.glob(f"{PREFIX}*"):
         try:
-            (pid, started), (owner, owner_started) = json.loads((directory / SERVER).read_text())
+            (pid, started), (owner, owner_started) = owners(directory)
         except (OSError, ValueError, TypeError):
             continue  # of another user, or being made right now
         if not started or start_time(pid) != started:
@@ -73,6 +86,15 @@ def sweep(parent: Path) -> list[int]:
         elif start_time(owner) != owner_started:
             abandoned.append(pid)
     return abandoned
+
+
+def owners(directory: Path) -> tuple[tuple[int, float], tuple[int, float]]:
+    """Pid and start time of a session's fork server and of the kernel that it belongs to.
+
+    Raises OSError, ValueError or TypeError where none is told.
+    """
+    server, owner = json.loads((directory / SERVER).read_text())
+    return (int(server[0]), float(server[1])), (int(owner[0]), float(owner[1]))
 
 
 def abandoned() -> list[int]:
@@ -112,14 +134,43 @@ _sessions: list[Session] = []
 
 def current() -> Session:
     """This kernel's session, started if there is none or its fork server died."""
-    if _sessions and _sessions[0].forks.alive:
-        return _sessions[0]
-    _sessions[:] = [Session()]
-    return _sessions[0]
+    found = next((held for held in _sessions if held.forks.alive), None)
+    if found is None:
+        found = Session()
+        _sessions[:] = [found]
+    return found
+
+
+def join(directory: Path) -> Session:
+    """Connect to a session that another kernel has left; of this kernel it is one more.
+
+    Raises StartError when its fork server does not answer.
+    """
+    held = next((one for one in _sessions if one.directory == directory), None)
+    if held is None:
+        held = Session(directory)
+        held.forks.connect()
+        _sessions.append(held)
+    return held
+
+
+def drop(held: Session) -> None:
+    """Let go of a session in which nothing is left; its fork server ends by itself."""
+    if held in _sessions:
+        _sessions.remove(held)
+    held.forks.leave()
+
+
+def keep(wanted: Callable[[Session], bool]) -> None:
+    """End those of this kernel's sessions that are not wanted."""
+    for held in list(_sessions):
+        if not wanted(held):
+            _sessions.remove(held)
+            held.close()
 
 
 def close() -> None:
-    """End this kernel's session, if it has one."""
+    """End this kernel's sessions, if it has any."""
     while _sessions:
         _sessions.pop().close()
 
@@ -133,5 +184,6 @@ def in_kernel() -> bool:
 @atexit.register
 def _leave() -> None:
     """A script takes its engines along; a kernel leaves them to the lease, and may come back."""
-    if _sessions and _sessions[0].owner_pid == os.getpid() and not in_kernel():
-        close()
+    for held in _sessions:
+        if held.owner_pid == os.getpid() and not held.joined and not in_kernel():
+            held.close()

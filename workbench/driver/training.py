@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import runs
+from workbench.driver import card, runs
 from workbench.driver.commands import layout_of
 from workbench.driver.run import Run
 from workbench.driver.tensorboard import EventFile
@@ -96,6 +96,7 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     run.peaks = [reply["peak_flops"] for reply in built]
     run.lay_out(layout, built)
     run.begin(running=False)
+    card.name_run(engines.directory, folder)
     if before is not None:
         run.tell("info", before.give_up_ranks())
     if found is not None:

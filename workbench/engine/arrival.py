@@ -29,21 +29,26 @@ def arrive(address: str, logs: dict[int, str], meeting: dict | None) -> dict:
     """
     recompute.know_users()
     here.key = int(os.environ["WORKBENCH_KEY"])
-    log_path = logs[here.key]
+    here.log = logs[here.key]
     # ipykernel makes the shell's namespace, in which cells run, that of `__main__`.
     here.namespace = vars(sys.modules["__main__"])
-    output.start(here.rank, address, log_path)
-    here.meter.beat(path_of(log_path))
+    output.start(here.rank, address, here.log)
+    here.meter.beat(path_of(here.log))
     threading.Thread(target=_way_out, name="way-out", daemon=True).start()
     if meeting is not None and here.key in meeting["keys"]:
         join(meeting)
+    return introduced()
+
+
+def introduced() -> dict:
+    """What the driver shows of this process."""
     return {
         "key": here.key,
         "rank": here.rank,
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "threads": torch.get_num_threads(),
-        "log": log_path,
+        "log": here.log,
     }
 
 
@@ -107,7 +112,7 @@ def run_cell(text: str, number: int) -> dict:
     try:
         return cell.run(text, number, here.namespace)
     finally:
-        here.cell = source.file_name(number)
+        here.cell, here.cells = source.file_name(number), number
         # The engine flushes them before it answers: a cell may not take them away.
         sys.stdout, sys.stderr = streams
 

@@ -24,6 +24,7 @@ class Here:
 
     key: int = -1
     rank: int = -1
+    log: str = ""
     namespace: dict[str, Any] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     world: World | None = None
@@ -32,6 +33,9 @@ class Here:
     broken: bool = False
     interruptible: bool = False
     cell: str = ""
+    cells: int = 0
+    # What the last slice told besides its steps.
+    last: dict[str, Any] = field(default_factory=dict)
     peaks: dict[tuple[torch.dtype, int], float] = field(default_factory=dict)
     saver: Saver = field(default_factory=Saver)
 

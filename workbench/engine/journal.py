@@ -17,10 +17,11 @@ MOST_KEPT_BYTES = 32 << 20
 
 
 class Journal:
-    """journal/rank<r>.jsonl of a run."""
+    """journal/rank<r>.jsonl of the run in `directory`."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory / "journal"
+        self.directory = directory
+        self._folder = directory / "journal"
         self._kept: list[bytes] = []
         self._kept_bytes = 0
 
@@ -33,7 +34,7 @@ class Journal:
             self._kept.append(line)
             self._kept_bytes += len(line)
         try:
-            _append(self._directory / f"rank{reply['rank']}.jsonl", b"".join(self._kept))
+            _append(self._folder / f"rank{reply['rank']}.jsonl", b"".join(self._kept))
         except OSError:
             return False
         self._kept, self._kept_bytes = [], 0

@@ -26,22 +26,17 @@ from workbench.engine.here import trainer as _trainer
 from workbench.engine.here import world as _world
 from workbench.engine.journal import Journal
 from workbench.engine.moves import move
+from workbench.engine.present import present
 from workbench.engine.told import told
 from workbench.engine.trainer import Trainer, first_trainer, move_state
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
 from workbench.spec.records import COLUMNS
 
+# What is elsewhere.
 __all__ = [
-    "arrive",
-    "doing",
-    "is_broken",
-    "join",
-    "leave",
-    "reseed",
-    "run_cell",
-    "told",
-]  # from elsewhere
+    "arrive", "doing", "is_broken", "join", "leave", "present", "reseed", "run_cell", "told",
+]  # fmt: skip
 
 
 def _defined_by_cell() -> dict[str, Any]:
@@ -109,10 +104,11 @@ def _spread_shown(trainer: Trainer) -> dict:
 
 
 def run_slice(num_steps: int, follows: bool) -> dict:
-    """Take steps -> {"rank", "first", "step", "columns", "error"}.
+    """Take steps -> {"rank", "world", "first", "step", "columns", "error"}.
 
-    first: number of the first step; step: steps taken so far. error: None, or what `told` says,
-    after which the rank has freed the others. A slice that was queued behind an error takes none.
+    world: how many ranks train. first: number of the first step; step: steps taken so far. error:
+    None, or what `told` says, after which the rank has freed the others. A slice that was queued
+    behind an error takes none.
     """
     trainer = _trainer()
     columns: dict[str, list] = {name: [] for name in COLUMNS}
@@ -133,10 +129,11 @@ def run_slice(num_steps: int, follows: bool) -> dict:
         finally:
             signal.signal(signal.SIGINT, before)
     _here.saver.left()
-    reply = {"rank": _here.rank, "first": first, "step": trainer.step, "columns": columns}
+    where = {"rank": _here.rank, "world": trainer.layout.world_size}
+    reply = {**where, "first": first, "step": trainer.step, "columns": columns}
     is_journaled = _here.journal is None or _here.journal.append(reply)
-    more = {"sample": sample, "memory": trainer.memory()}
-    return {**reply, "error": error, "is_journaled": is_journaled, **more}
+    _here.last = {"error": error, "sample": sample, "memory": trainer.memory()}
+    return {**reply, "is_journaled": is_journaled, **_here.last}
 
 
 def profile_step() -> dict:

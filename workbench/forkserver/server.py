@@ -36,6 +36,7 @@ from workbench.forkserver.processes import start_time
 
 PR_SET_CHILD_SUBREAPER = 36
 IDLE_LEASE_S = 2.0
+KEY = "WORKBENCH_KEY"  # in the environment of an engine: the number it was started under
 # A kept child that ends sooner after its start may have come to nothing. After so many in a row it
 # is given up; where it ended by itself, because a port is taken, say, each begins a little later.
 BRIEF_S, MOST_KILLED, PAUSES_S = 1.0, 20, (0.0, 0.05, 0.1, 0.2, 0.4)
@@ -196,6 +197,15 @@ class Server:
         pid = self._fork(lambda: self._become(**how))
         self.children[pid] = Child(tag, how)
         return {"pid": pid, "started": start_time(pid)}
+
+    def do_children(self, *, tag: str) -> dict:
+        """The children of a cluster that live: pid, kind, and the key of an engine."""
+        told = [
+            {"pid": pid, "kind": of.how["kind"], "key": of.how["env"].get(KEY)}
+            for pid, of in self.children.items()
+            if of.tag == tag
+        ]
+        return {"children": told}
 
     def do_keep(self, *, pid: int, argv: list[str]) -> dict:
         """From now on start this child again, with these arguments, whenever it ends."""

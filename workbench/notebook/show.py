@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from workbench.driver.cells import CellResult
+    from workbench.driver.clusters import Cluster
     from workbench.driver.engines import Engines
     from workbench.driver.run import Run
 
@@ -22,6 +23,7 @@ STATUS = ("rank", "state", "device", "threads", "pid")
 STATUS_ALL = (*STATUS, "host", "log")
 # Begins each sentence of a script on why its losses need not be those of the run.
 DIFFERS = "What differs:"
+CLUSTERS = ("number", "name", "ranks", "state", "goal", "kernel", "started")
 CHECKPOINTS = ("name", "step", "layout", "size", "age", "recipe")
 
 
@@ -178,6 +180,17 @@ def checkpoints(entries: Sequence[dict[str, Any]], root: str, run: str | None) -
     many = f"{len(look)} checkpoint{'' if len(look) == 1 else 's'}"
     title = f"{many} in {root}" if look else f"No checkpoint in {root} yet. %dist_save writes one."
     return Table(entries, CHECKPOINTS, title, look)
+
+
+def clusters(there: Sequence[Cluster]) -> Table:
+    """Clusters of other kernels, to choose one from."""
+    from workbench.notebook.panel.texts.en import TEXTS
+    from workbench.spec.formats import age
+
+    rows = [cluster.row(number) for number, cluster in enumerate(there, 1)]
+    look = [{**row, "started": age(row["age_s"], TEXTS)} for row in rows]
+    title = f"{len(rows)} clusters: %dist_attach 1 takes over the first."
+    return Table(rows, CLUSTERS, title, look)
 
 
 def engines_bundle(engines: Engines) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from workbench.errors import InputError, StartError
@@ -88,3 +89,8 @@ def place(
             environment[VISIBLE[str(devices.kind)]] = devices.ids[rank]
         places.append(Place(rank, device, threads, environment))
     return places
+
+
+def num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -27,8 +27,6 @@ from workbench.spec.placement import Place
 HEARTBEAT_MS = 50
 MISSES = 100_000
 
-_numbers = itertools.count(1)
-
 
 class LocalProcesses:
     """Children of the fork server; see launchers.Processes."""
@@ -40,6 +38,17 @@ class LocalProcesses:
         self.pids: dict[int, int] = {}
         self.controller_pid = 0
         self.tag = directory.name
+
+    @classmethod
+    def found(cls, forks: Forks, directory: Path, num_ranks: int) -> LocalProcesses:
+        """Those of a cluster that another kernel has started, as far as they live."""
+        processes = cls(forks, directory, num_ranks)
+        for child in forks.ask("children", tag=processes.tag).result()["children"]:
+            if child["kind"] == "engine":
+                processes.pids[int(child["key"])] = child["pid"]
+            else:
+                processes.controller_pid = child["pid"]
+        return processes
 
     def start(self, key: int, place: Place) -> Future:
         future = self.spawn(
@@ -128,7 +137,8 @@ def launch(
 
     Raises StartError when the controller does not come.
     """
-    directory = session.directory / f"cluster{next(_numbers)}"
+    names = (f"cluster{number}" for number in itertools.count(1))
+    directory = next(path for name in names if not (path := session.directory / name).exists())
     for folder in (directory, directory / "security", directory / "log", directory / "pid"):
         folder.mkdir(mode=0o700)
     processes = LocalProcesses(session.forks, directory, len(places))

@@ -179,6 +179,7 @@ EVENTS = {
     "saved": "已在第 {step} 步保存 {name}：{size}，训练停顿 {stall_ms} ms，写入用时 {write_ms} ms",
     "restored": "已恢复 {name}（第 {step} 步，保存时为 {layout}）",
     "already": "已经是{strategy}（{layout}）",
+    "attached": "另一个内核在第 {step} 步后接管",
     "controller_back": "控制器{how}；{took_s} 秒后由新的控制器接管，没有任何丢失。",
     "switched": "自第 {step} 步起为{strategy}（{layout}），用时 {took_ms} ms，移动 {moved}",
 }

@@ -1,0 +1,180 @@
+"""A kernel that is killed: another one takes over its ranks, and the training goes on."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from left import Left
+
+from tests.contract.test_one_trajectory import plain
+from tests.driver.test_controller import journaled
+from tests.driver.test_run import GOOD
+from workbench.driver import clusters as there
+from workbench.driver import session
+from workbench.driver.attach import attach
+from workbench.engine import recipe as recipes
+from workbench.errors import EnginesError, InputError
+
+SLOW = GOOD.replace("    pass\n", "    import time; time.sleep(0.002)\n")
+
+
+@pytest.fixture
+def left(clusters, tmp_path):
+    """`left(cell, ...)` is a training whose kernel can be killed; nothing of it stays."""
+    clusters.stop()
+    made: list[Left] = []
+
+    def begin(cell=SLOW, **how):
+        made.append(Left(tmp_path, cell, **how))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        if one.process.poll() is None:
+            one.kill()
+    session.close()
+    session.end_abandoned()
+
+
+def expected(steps: int) -> list[float]:
+    namespace: dict = {}
+    exec(GOOD, namespace)
+    return plain(recipes.from_namespace(namespace), steps)
+
+
+def test_a_training_goes_on_with_no_gap_and_no_step_twice(left):
+    dead = left(steps=900, then="while run.step_now < 50: time.sleep(0.01)")
+    dead.wait()
+    dead.kill()
+    engines = attach()
+    run = engines.run
+    assert run is not None
+    at = run.step_now
+    assert at >= 50
+    assert run.history.steps[:at] == list(range(1, at + 1))
+    assert run.wait(60)["state"] == "finished"
+    assert run.history.steps == list(range(1, 901))
+    assert run.history.loss == pytest.approx(expected(900), 1e-5)
+    assert journaled(run) == [list(range(1, 901))] * 2
+    assert [row["pid"] for row in engines.status()] == dead.pids
+    engines.stop()
+    assert not any(map(psutil.pid_exists, dead.pids))
+
+
+def test_a_slice_that_was_sent_to_some_ranks_only_holds_nobody(left):
+    half = "run.wait(60); run.engines.submit('run_slice', 3, False, ranks=[0])"
+    dead = left(steps=20, then=half)
+    dead.wait()
+    dead.kill()
+    run = attach().run
+    assert run is not None
+    assert (run.state, run.step_now) == ("finished", 20)
+    assert run.step(5) == 25
+    assert run.history.loss == pytest.approx(expected(25), 1e-5)
+    assert journaled(run) == [list(range(1, 26))] * 2
+
+
+def test_what_only_the_driver_knew_is_there_again(left, tmp_path):
+    then = (
+        "run.wait(60); run.save('before'); run.switch('data', shard=True); run.resume(5);"
+        "run.wait(60); run.evaluate()"
+    )
+    cell = f"{GOOD}\ndef evaluate(model): return {{'one': 1.0}}\n"
+    dead = left(cell, steps=20, batch=4, seed=3, then=then, tensorboard=str(tmp_path / "tb"))
+    dead.wait()
+    dead.kill()
+    run = attach().run
+    assert run is not None
+    assert (run.state, run.step_now, run.goal) == ("finished", 25, 25)
+    assert run.history.steps == list(range(1, 26))
+    assert str(run.layout) == "fsdp2"
+    assert (run.options.batch, run.options.seed) == (4, 3)
+    assert [mark["label"] for mark in run.marks] == ["saved", "shards"]
+    assert [one["name"] for one in run.checkpoints()] == ["before"]
+    assert (run.metrics, run.metrics_step) == ({"one": 1.0}, 25)
+    names = [event.get("name") for event in run.events]
+    assert names[0] == "built"
+    assert "switched" in names
+    assert names[-1] == "attached"
+    shown = run.snapshot()
+    assert shown["sample"]["step"] == 25
+    assert [row["rank"] for row in shown["by_rank"]] == [0, 1]
+    assert run.restore("before") == 20
+    assert run.step(3) == 23
+    assert len(list((tmp_path / "tb" / run.name).iterdir())) == 2
+
+
+def test_ranks_that_no_training_was_begun_on(left):
+    dead = left(None, then="engines.run_cell('x = rank + 40')")
+    dead.wait()
+    with pytest.raises(EnginesError, match=rf"notebook of process {dead.process.pid}, which"):
+        attach()
+    dead.kill()
+    engines = attach()
+    assert engines.run is None
+    assert engines.run_cell("x", out=io.StringIO()).values == {0: "40", 1: "41"}
+
+
+def test_a_rank_that_was_lost_meanwhile_is_named(left):
+    dead = left(steps=100_000)
+    dead.wait()
+    dead.kill()
+    os.kill(dead.pids[1], signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(dead.pids[1])], timeout=10)
+    engines = attach()
+    assert engines.status()[1]["state"] == "ended while no kernel was there"
+    run = engines.run
+    assert run is not None
+    deadline_s = time.monotonic() + 20
+    while run.state in ("running", "paused") and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert "Rank 1 is gone" in run.message
+
+
+def test_an_error_that_nobody_heard_of_is_told(left):
+    cell = GOOD.replace("    pass\n", "    if calls == 30: raise ValueError('boo')\n")
+    dead = left(cell, steps=20, then="run.wait(60); run.goal = 40; run.feeder.feed(40)")
+    dead.wait()
+    dead.kill()
+    run = attach().run
+    assert run is not None
+    assert run.state == "failed"
+    assert "ValueError: boo" in run.message
+    assert run.history.steps == list(range(1, run.step_now + 1))
+    assert run.step(2) == run.step_now
+
+
+def test_of_several_one_is_chosen_by_number_or_name(left):
+    dead = [left(steps=2, then="run.wait(60)"), left(None)]
+    for one in dead:
+        one.wait()
+        one.kill()
+    with pytest.raises(InputError, match=r"2 clusters: 1 \(cell-1\), 2 \(cluster1\)"):
+        attach()
+    with pytest.raises(InputError, match="None is called 'zebra'"):
+        attach("zebra")
+    assert attach("2").run is None
+    assert [cluster.name for cluster in there.others()] == ["cell-1"]
+    run = attach("cell-1").run
+    assert run is not None
+    assert run.step_now == 2
+    with pytest.raises(EnginesError, match="No cluster is there"):
+        attach()
+
+
+def test_attaching_leaves_nothing_behind(left):
+    dead = left(steps=10, then="run.wait(60)")
+    dead.wait()
+    dead.kill()
+    engines = attach()
+    directory = engines.directory
+    engines.stop()
+    session.close()
+    assert not directory.parent.exists()
+    assert not list(Path(directory.parents[1]).glob("workbench-*"))

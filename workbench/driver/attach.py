@@ -1,0 +1,253 @@
+"""Attach: a kernel takes over ranks and training that another one has left.
+
+Whatever the other kernel had queued is done first, since requests come to a rank in order. Then
+each process says who it is and what it holds (engine/present.py). The driver's side is built anew
+from that, from the card of the cluster, the diary of the run, and the journals of its ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import signal
+import time
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, wait
+from pathlib import Path
+from typing import Any
+
+from workbench.driver import clusters, commands, current, diary, journals, recovery, session
+from workbench.driver.card import Card, this_kernel
+from workbench.driver.clusters import Cluster, does_not_answer
+from workbench.driver.engines import Engines
+from workbench.driver.launchers import Launched
+from workbench.driver.launchers.local import LocalProcesses
+from workbench.driver.mail import Mail
+from workbench.driver.member import Member
+from workbench.driver.run import Run
+from workbench.driver.sample import joined
+from workbench.driver.session import Session
+from workbench.driver.tensorboard import EventFile
+from workbench.errors import EnginesError, InputError, WorkbenchError
+from workbench.spec.layout import Layout
+from workbench.spec.options import TrainOptions
+from workbench.spec.timeouts import Timeouts
+
+POLL_S = 0.05
+# Ranks end their slices together, so that whoever has not answered so long after another waits for
+# one that does not come.
+TOGETHER_S = 1.0
+# Attempts to meet that the other kernel may have begun, which leave something in the store.
+UNTRIED = 1000
+GONE = "ended while no kernel was there"
+Told = dict[str, Any]
+
+
+def attach(which: str | None = None) -> Engines:
+    """Take over the ranks of a kernel that is gone, and their training -> its engines.
+
+    which: the number of the cluster in `clusters.others()`, or the name of its run; default the
+    only one. A training that was running goes on.
+
+    Raises EnginesError where there is none, or its ranks do not answer; InputError where it is not
+    clear which is meant.
+    """
+    cluster = clusters.chosen(which)
+    if cluster.card.is_controlled:
+        raise EnginesError(
+            f"{cluster.name} is controlled by the notebook of process {cluster.card.kernel[0]}, "
+            "which lives."
+        )
+    held = session.join(cluster.directory.parent)
+    try:
+        engines = _taken(held, cluster)
+    except BaseException:
+        session.drop(held)
+        raise
+    _leave_idle_sessions(held)
+    held.own()
+    dataclasses.replace(cluster.card, kernel=this_kernel()).write(cluster.directory)
+    current.remember(engines)
+    return engines
+
+
+def _leave_idle_sessions(held: Session) -> None:
+    """The joined fork server forks what is started next: this kernel's own waits for nothing."""
+    in_use = {id(engines.processes.forks) for engines in current.all_engines()}  # type: ignore[attr-defined]
+    session.keep(lambda one: one is held or id(one.forks) in in_use)
+
+
+def _taken(held: Session, cluster: Cluster) -> Engines:
+    card, directory = cluster.card, cluster.directory
+    timeouts = Timeouts(card.timeout_s)
+    processes = LocalProcesses.found(held.forks, directory, len(card.places))
+    if not processes.controller_pid or not processes.pids:
+        raise EnginesError(
+            f"Of {cluster.name} no {'rank' if processes.controller_pid else 'controller'} is "
+            "left. %dist_stop --all removes the rest, %dist_start starts new ranks."
+        )
+    connection_file = directory / "security" / "ipcontroller-client.json"
+    mail = Mail(connection_file, timeouts.total_s)
+    try:
+        told = _presented(mail, processes, timeouts.total_s)
+        members = _members(told, card)
+        launched = Launched(processes, connection_file, directory)
+        engines = Engines(launched, card.places, timeouts, card.num_spares, members)
+    except BaseException:
+        mail.close()
+        raise
+    engines.roster.rejoin(mail, mail.engines(), timeouts.total_s)
+    engines.attempt = UNTRIED + max(info["attempt"] for _id, info in told.values())
+    engines.echo.numbers = itertools.count(1 + max(info["cells"] for _id, info in told.values()))
+    try:
+        _take_run(engines, {info["rank"]: info for _id, info in told.values()})
+    except BaseException:
+        let_go(engines)
+        raise
+    return engines
+
+
+def let_go(engines: Engines) -> None:
+    """Close what this kernel holds of ranks that live on."""
+    engines.echo.stop()
+    if engines.roster.mail is not None:
+        engines.roster.mail.close()
+
+
+def _presented(
+    mail: Mail, processes: LocalProcesses, limit_s: float
+) -> dict[int, tuple[int, Told]]:
+    """By key the id of each process that lives, and what it says of itself."""
+    deadline_s = time.monotonic() + limit_s
+    ids = mail.engines()
+    told: dict[int, tuple[int, Told]] = {}
+    # Ids of processes that are gone are not forgotten; from them nothing comes.
+    waiting = dict(zip(mail.post(ids, "present", ()), ids, strict=True))
+    gone: set[int] = set()
+    for key in processes.pids:
+        processes.on_exit(key, lambda _code, key=key: gone.add(key))
+    free_s = deadline_s
+    while missing := processes.pids.keys() - told.keys() - gone:
+        if time.monotonic() > deadline_s:
+            raise does_not_answer(set(missing), {})
+        if time.monotonic() > free_s:
+            # The other kernel may have died when a slice was sent to some ranks and not to all.
+            processes.signal(list(missing), signal.SIGUSR1)
+            free_s = deadline_s
+        done, _ = wait(waiting, POLL_S, FIRST_COMPLETED)
+        for future in done:
+            engine_id, reply = waiting.pop(future), future.result()
+            if not isinstance(reply, dict) or "value" not in reply:
+                raise EnginesError(f"A rank could not say what it holds: {reply}")
+            told[reply["value"]["key"]] = engine_id, reply["value"]
+        if done and free_s == deadline_s:
+            free_s = time.monotonic() + TOGETHER_S
+    return told
+
+
+def _members(told: dict[int, tuple[int, Told]], card: Card) -> list[Member]:
+    """Ranks in their order, those that are gone among them, then spares."""
+    world = max((info for _id, info in told.values()), key=lambda info: info["attempt"])
+    ranks: list[Member] = []
+    for rank in range(world["size"]):
+        place = card.places[rank]
+        found = [
+            key
+            for key, (_id, info) in told.items()
+            if (info["rank"], info["attempt"]) == (rank, world["attempt"])
+        ]
+        member = Member(found[0] if found else -1, place)
+        if found:
+            member.id, member.info = told[found[0]]
+        else:
+            member.info = {"key": -1, "pid": None, "host": world["host"], "threads": 0, "log": ""}
+            member.lose(GONE)
+        ranks.append(member)
+    in_ranks = {member.key for member in ranks}
+    spares = []
+    for key, (engine_id, info) in told.items():
+        if key not in in_ranks:
+            spares.append(Member(key, None))
+            spares[-1].id, spares[-1].info = engine_id, info
+    return [*ranks, *spares]
+
+
+def _take_run(engines: Engines, told: dict[int, Told]) -> None:
+    """Build the handle of the training that the ranks hold, if they hold one."""
+    holding = [info["training"] for info in told.values() if info["training"] is not None]
+    if not holding:
+        return
+    first = holding[0]
+    directory = Path(first["directory"])
+    kept = diary.read(directory)
+    if kept is None:
+        return  # its kernel was gone before it knew of it
+    layout = Layout(**first["layout"])
+    run = Run(engines, kept["about"], TrainOptions(**kept["options"]), directory, layout)
+    for name in ("goal", "metrics", "metrics_step", "marks", "num_saves", "events", "peaks"):
+        setattr(run, name, kept[name])
+    steps = [one["step"] for one in holding if one["layout"] == first["layout"]]
+    run.step_now = max(steps[: layout.world_size])
+    lying = [told.get(rank, {}).get("training") or first for rank in range(engines.num_ranks)]
+    run.lay_out(layout, lying)
+    journals.recall(run.history, directory, run.step_now, layout)
+    run.saved = run.checkpoints()
+    _show_last(run, lying)
+    if kept["tensorboard"]:
+        run.event_file = _event_file(kept["tensorboard"], run)
+    engines.run = run
+    run.set_state("paused" if kept["state"] == "gone" else kept["state"], kept["message"])
+    _settle(run, told)
+    run.take_up()
+
+
+def _settle(run: Run, told: dict[int, Told]) -> None:
+    """Do what the other kernel would have done next: about an error, or at the goal."""
+    errors = {
+        rank: info["training"]["error"]
+        for rank, info in told.items()
+        if info["broken"] and info["training"] and info["training"]["error"]
+    }
+    try:
+        if any(error["name"] != "WorldLostError" for error in errors.values()):
+            recovery.recover(run, errors)
+        if any(info["broken"] for info in told.values()):
+            _meet_again(run)
+        if run.state == "running" and run.step_now >= run.goal:
+            commands.measure(run)
+            run.happened("finished", step=run.step_now)
+            run.set_state("finished")
+    except WorkbenchError as error:
+        run.fail(error)
+
+
+def _meet_again(run: Run) -> None:
+    """Bring ranks that lost each other to one step, and nothing else has happened."""
+    run.engines.rejoin()
+    positions = run.engines.call("position", ranks=run.feeder.ranks)
+    if len(set(positions)) > 1:
+        are_replicas = run.layout.dp_replicate == run.layout.world_size
+        run.feeder.agree(positions, are_replicas=are_replicas)
+    run.step_now = max(positions)
+    run.feeder.reset(run.step_now)
+
+
+def _show_last(run: Run, lying: Iterable[Told]) -> None:
+    """The picture of the last step, and what memory is used for, as the last slice told."""
+    taking = list(lying)[: run.layout.world_size]
+    samples = [one["sample"] for one in taking if one["sample"]]
+    if len(samples) == len(taking) and len({one["step"] for one in samples}) == 1:
+        run.history.samples.append(joined(samples, run.layout))
+    if all(one["memory"] for one in taking):
+        run.memory = [{"rank": rank, **one["memory"]} for rank, one in enumerate(taking)]
+
+
+def _event_file(folder: str, run: Run) -> EventFile | None:
+    """Another file for TensorBoard, which goes on where the one of the other kernel ended."""
+    try:
+        file = EventFile(folder)
+    except InputError as error:
+        run.tell("warning", str(error))
+        return None
+    file.rewind(run.step_now)
+    return file

@@ -1,0 +1,49 @@
+"""%dist_attach: ranks and training of another kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.magic import line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from workbench.notebook import show
+from workbench.notebook.line import from_line, word
+from workbench.notebook.magics import Commands
+
+
+@magics_class
+class AttachMagics(Commands):
+    """Go on where another kernel ended."""
+
+    @magic_arguments()
+    @argument(
+        "which",
+        nargs="?",
+        type=word,
+        help="number or name of one; default the only one, else a list to choose from",
+    )
+    @line_magic
+    @from_line
+    def dist_attach(self, options: Any) -> Any:
+        """Take over ranks and training of a kernel that was restarted or killed.
+
+        Example::
+
+            %dist_attach
+
+        Returns the run, or the engines where nothing was trained; of several a list to choose from.
+        In Python: ``engines = workbench.attach()``
+        """
+        from workbench.driver import clusters
+        from workbench.driver.attach import attach
+        from workbench.driver.engines import num_cores
+
+        there = clusters.others()
+        if options.which is None and len(there) > 1:
+            return self.shown.skip(show.clusters(there), silent=options.silent)
+        engines = attach(options.which)
+        if engines.run is None:
+            text = f"Attached: {show.ready(engines, num_cores())}."
+            return self.shown.say(engines, text, silent=options.silent)
+        return self.shown.display(engines.run, silent=options.silent)
