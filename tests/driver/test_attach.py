@@ -139,7 +139,7 @@ def test_a_rank_that_was_lost_meanwhile_is_named(left):
 
 def test_an_error_that_nobody_heard_of_is_told(left):
     cell = GOOD.replace("    pass\n", "    if calls == 30: raise ValueError('boo')\n")
-    dead = left(cell, steps=20, then="run.wait(60); run.goal = 40; run.feeder.feed(40)")
+    dead = left(cell, steps=20, then="run.wait(60); engines.submit('run_slice', 20, False)")
     dead.wait()
     dead.kill()
     run = attach().run
