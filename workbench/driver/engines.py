@@ -348,13 +348,14 @@ def _raised(told: dict[str, Any]) -> errors.WorkbenchError:
     return error
 
 
-def start(
+def start(  # noqa: PLR0913 - keyword-only
     n: int | None = None,
     *,
     timeout: float = 60.0,
     lease: float | None = LEASE_S,
     cpu: bool = False,
     spares: int = 0,
+    curve: bool = False,
     session: Session | None = None,
 ) -> Engines:
     """Start n ranks and return when a collective has run on all of them.
@@ -362,6 +363,7 @@ def start(
     n: default one a device, or one a core (at most 4). timeout: seconds, from which every other
     limit follows. lease: seconds the engines outlive this process, None for ever. cpu: leave
     accelerators alone. spares: processes kept warm to take the place of a rank that is lost.
+    curve: encrypt messages, see curve.py.
 
     Raises InputError or StartError; nothing is left running then.
     """
@@ -372,11 +374,9 @@ def start(
         check_number(n)  # before anything is waited for
     held = session or sessions.current()
     places = place(n, held.devices(), num_cores(), use_cpu=cpu)
-    lease_s = 10.0**9 if lease is None else lease
     check_spares(spares)
-    launched = local.launch(
-        held, places, timeout_s=timeouts.total_s, lease_s=lease_s, num_spares=spares
-    )
+    how = {"lease_s": 10.0**9 if lease is None else lease, "num_spares": spares, "curve": curve}
+    launched = local.launch(held, places, timeout_s=timeouts.total_s, **how)
     engines = Engines(launched, places, timeouts, spares)
     try:
         engines.meet(launched.connection_file)

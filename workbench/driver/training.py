@@ -151,7 +151,7 @@ def _make_folder(root: Path, name: str) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         for folder in _candidates(root, name):
             try:
-                folder.mkdir()
+                folder.mkdir(mode=0o700)  # a checkpoint may hold what nobody else may read
             except FileExistsError:
                 continue
             for part in ("journal", "checkpoints"):

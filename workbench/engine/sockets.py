@@ -7,10 +7,13 @@ a peer then reads end-of-file, on the ranks that wait for this one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import sys
+
+from workbench.engine import strangers
 
 # struct tcp_info of Linux: 8 bytes of flags, 24 u32, then u64s; bytes_sent is the 13th of these.
 # Source: include/uapi/linux/tcp.h (tcpi_bytes_sent, since Linux 4.19).
@@ -32,22 +35,36 @@ def open_sockets() -> dict[int, str]:
 
 
 class GroupSockets:
-    """The connections that appeared while groups were made: those not in `before`."""
+    """The connections that appeared while groups were made: those not in `before`.
+
+    num_strangers: how many of them were another user's, and are shut down.
+    """
 
     def __init__(self, before: dict[int, str]) -> None:
         self._sockets: dict[str, socket.socket] = {}  # by inode
         self._gone_bytes = 0
         self._seen = before
+        self._peers: set[str] = set()
+        self.num_strangers = 0
         self.add(before)
-        self._peers = {_peer(one) for one in self._sockets.values()}
 
     def add(self, before: dict[int, str]) -> None:
         """Those of one more group."""
+        new: dict[str, socket.socket] = {}
         for fd, inode in open_sockets().items():
             if before.get(fd) == inode or inode in self._sockets:
                 continue
             if connection := _connection(fd):
-                self._sockets[inode] = connection
+                new[inode] = connection
+        foreign = strangers.among(new.values())
+        for connection in foreign:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self.num_strangers += len(foreign)
+        own = {inode: one for inode, one in new.items() if one not in foreign}
+        self._sockets |= own
+        self._peers |= {_peer(one) for one in own.values()}
         self._seen = open_sockets()
 
     def look(self) -> None:

@@ -48,6 +48,7 @@ class World:
         meter.clock = Clock(timer_for(self.device), meter.pulse)
         metered_group.register(self.device.type, meter)
         before = open_sockets()
+        self.sockets = GroupSockets(before)
         store = dist.FileStore(meeting.store_path, -1)
         store.set_timeout(timedelta(seconds=meeting.rendezvous_s))
         try:
@@ -58,11 +59,12 @@ class World:
                 world_size=meeting.size,
                 timeout=timedelta(seconds=meeting.timeout_s),
             )
+            self.sockets.add(before)  # and cut off what another user has opened
             # Proof that the world works, not only that it was made.
             ones = torch.ones(1, device=self.device)
             dist.all_reduce(ones)
         except RuntimeError as error:
-            self._destroy()
+            self.close()
             raise StartError(
                 f"Rank {meeting.rank} did not meet all {meeting.size} ranks within "
                 f"{meeting.timeout_s:g} s: {str(error).splitlines()[0]}"
@@ -70,7 +72,7 @@ class World:
         if int(ones) != meeting.size:
             raise StartError(f"{meeting.size} ranks summed their ones to {int(ones)}.")
         self.offset = measure(meeting.rank, meeting.size, self.device)
-        self.sockets = GroupSockets(before)
+        self.sockets.add(before)  # those that are made when they are needed
         self._num_groups = dist.get_pg_count()
         self._meshes: dict[tuple, DeviceMesh] = {}
 

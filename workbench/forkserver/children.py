@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import types
+from pathlib import Path
 from typing import Any
 
 from workbench.door import QUIET
@@ -46,8 +47,14 @@ PRELOAD = (
     "tornado.locks",
     "encodings.idna",
     "pydoc",
+    "workbench.forkserver.refused",
     "workbench.engine.remote",
 )
+
+
+def count_refused(folder: Path) -> None:
+    """Say in a file of this folder how many messages this process refuses."""
+    importlib.import_module("workbench.forkserver.refused").count_in(folder)
 
 
 def engine(argv: list[str], threads: int) -> None:

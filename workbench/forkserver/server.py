@@ -307,6 +307,7 @@ class Server:
             os.dup2(source, target)
         os.environ.clear()
         os.environ.update(env)
+        children.count_refused(Path(output).parent / "refused")
         os.chdir(cwd)
         if kind == "engine":
             children.engine(argv, threads)

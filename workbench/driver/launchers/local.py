@@ -16,12 +16,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+from workbench.driver import curve as curves
 from workbench.driver.forks import Forks
 from workbench.driver.launchers import Launched
 from workbench.driver.session import Session
 from workbench.errors import StartError
 from workbench.spec.placement import Place
 
+IP = "127.0.0.1"
 # A registration is finished at the next beat of the hub's heart, and by default it beats every
 # 3 s. Whether an engine lives is told by its process, never by missed beats.
 HEARTBEAT_MS = 50
@@ -76,7 +78,8 @@ class LocalProcesses:
 
     def environment(self) -> dict[str, str]:
         """What all processes get."""
-        return {**os.environ, "GLOO_SOCKET_IFNAME": loopback()}
+        interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback())
+        return {**os.environ, **interfaces}
 
     def spawn(self, kind: str, name: str, argv: list[str], env: dict, threads: int) -> Future:
         """Ask for one child whose output goes to `<name>.log`."""
@@ -132,21 +135,26 @@ def launch(
     timeout_s: float,
     lease_s: float,
     num_spares: int = 0,
+    curve: bool = False,
 ) -> Launched:
     """Start a controller, one engine a place and spare ones; returns when the controller is up.
+
+    curve: encrypt what they say, see driver/curve.py.
 
     Raises StartError when the controller does not come.
     """
     names = (f"cluster{number}" for number in itertools.count(1))
     directory = next(path for name in names if not (path := session.directory / name).exists())
-    for folder in (directory, directory / "security", directory / "log", directory / "pid"):
-        folder.mkdir(mode=0o700)
+    for name in (".", "security", "log", "pid", "refused"):
+        (directory / name).mkdir(mode=0o700)
     processes = LocalProcesses(session.forks, directory, len(places))
     try:
         session.forks.ask("lease", lease_s=lease_s)
         # The controller is no part of the user's program.
         args = [*processes.common(), *controller_args()]
-        hub = processes.spawn("controller", "controller", args, processes.environment(), 1)
+        keys = curves.environment() if curve or curves.is_needed(IP) else {}
+        environment = {**processes.environment(), **keys}
+        hub = processes.spawn("controller", "controller", args, environment, 1)
         # Engines are forked while the controller starts; they read its file when it is there.
         connection = {
             kind: directory / "security" / f"ipcontroller-{kind}.json"
@@ -175,7 +183,7 @@ def launch(
 def controller_args() -> list[str]:
     """Options of the controller: loopback, quick registration, no record of every task."""
     return [
-        "--ip=127.0.0.1",
+        f"--ip={IP}",
         f"--HeartMonitor.period={HEARTBEAT_MS}",
         f"--HeartMonitor.max_heartmonitor_misses={MISSES}",
         "--IPController.db_class=NoDB",

@@ -19,6 +19,7 @@ class Commands(Magics):
 def all_commands() -> tuple[type[Commands], ...]:
     """The classes to register."""
     from workbench.notebook.magics.attach import AttachMagics
+    from workbench.notebook.magics.audit import AuditMagics
     from workbench.notebook.magics.engines import EngineMagics
     from workbench.notebook.magics.export import ExportMagics
     from workbench.notebook.magics.on_ranks import CellMagics
@@ -26,4 +27,13 @@ def all_commands() -> tuple[type[Commands], ...]:
     from workbench.notebook.magics.trace import TraceMagics
     from workbench.notebook.magics.train import TrainMagics
 
-    return EngineMagics, AttachMagics, TrainMagics, RunMagics, ExportMagics, TraceMagics, CellMagics
+    return (
+        EngineMagics,
+        AttachMagics,
+        TrainMagics,
+        RunMagics,
+        ExportMagics,
+        TraceMagics,
+        CellMagics,
+        AuditMagics,
+    )

@@ -36,6 +36,7 @@ class EngineMagics(Commands):
     )
     @argument("--detach", action="store_true", help="a lease for ever")
     @argument("--cpu", action="store_true", help="leave GPUs alone")
+    @argument("--curve", action="store_true", help="encrypt what notebook and ranks say (CurveZMQ)")
     @line_magic
     @from_line
     def dist_start(self, options: Any) -> Any:
@@ -53,8 +54,7 @@ class EngineMagics(Commands):
         how: dict[str, Any] = {} if options.timeout is None else {"timeout": options.timeout}
         if options.detach or options.lease is not None:
             how["lease"] = None if options.detach else options.lease
-        if options.cpu:
-            how["cpu"] = True
+        how |= {name: True for name in ("cpu", "curve") if getattr(options, name)}
         engines = current.fitting(options.num_ranks)
         if engines is not None:
             other = " %dist_stop first, to start with other options." if how else ""
