@@ -36,7 +36,7 @@ PORTS = {
     "notification": "news of ranks that come and go",
 }
 SIGNED = "who has the key: signed (HMAC-SHA256)"
-CURVE = "who has the key: CURVE"
+CURVE = "who has the key: no connection else (CURVE)"
 BEAT = "anybody on this machine; carries no data"
 NEWS = "anybody on this machine reads; nothing is taken"
 FOLDER = "this user: folder of mode 0700"
@@ -72,7 +72,7 @@ def sockets(engines: Engines) -> list[dict[str, Any]]:
 
 
 def refused(engines: Engines) -> dict[str, int]:
-    """By owner how many messages were refused because nobody of the cluster had signed them."""
+    """By owner how many messages and connections of strangers were refused."""
     owners = {process.pid: owner for process, owner in _processes(engines)}
     counts: Counter[str] = Counter()
     for pid, number in refusals.counted(engines.directory / "refused").items():

@@ -1,7 +1,9 @@
-"""CURVE: messages between notebook, controller and ranks encrypted (CurveZMQ), where asked for.
+"""CURVE: what notebook, controller and ranks say to each other encrypted (CurveZMQ).
 
-Always where the controller could be reached from another machine: a signature says who spoke, but
-what was said can be read on the way. The key that lets one speak is in the connection files (0600).
+Whoever has no key gets no connection. A signature alone says who spoke; but every user of the
+machine may then connect, hear what is published, and with one short message make ipyparallel's
+multiplexer lose the next one. The key is in the connection files (0600). What it costs lies within
+the noise (docs/security.md). Without it only on loopback, and where that is asked for.
 
 Source: http://curvezmq.org, https://rfc.zeromq.org/spec/26
 """

@@ -355,7 +355,7 @@ def start(  # noqa: PLR0913 - keyword-only
     lease: float | None = LEASE_S,
     cpu: bool = False,
     spares: int = 0,
-    curve: bool = False,
+    curve: bool = True,
     session: Session | None = None,
 ) -> Engines:
     """Start n ranks and return when a collective has run on all of them.
@@ -363,7 +363,7 @@ def start(  # noqa: PLR0913 - keyword-only
     n: default one a device, or one a core (at most 4). timeout: seconds, from which every other
     limit follows. lease: seconds the engines outlive this process, None for ever. cpu: leave
     accelerators alone. spares: processes kept warm to take the place of a rank that is lost.
-    curve: encrypt messages, see curve.py.
+    curve: encrypt messages (curve.py); False: sign them alone.
 
     Raises InputError or StartError; nothing is left running then.
     """

@@ -15,7 +15,8 @@ import socket
 import struct
 from collections.abc import Iterable
 
-TABLES = {socket.AF_INET: "/proc/net/tcp", socket.AF_INET6: "/proc/net/tcp6"}
+TABLES = "/proc/net/tcp", "/proc/net/tcp6"
+MAPPED = "0000000000000000FFFF0000"  # before an address of IPv4 in the form of IPv6
 
 
 def among(connections: Iterable[socket.socket]) -> list[socket.socket]:
@@ -24,7 +25,7 @@ def among(connections: Iterable[socket.socket]) -> list[socket.socket]:
     if not asked:
         return []
     me, found = os.geteuid(), []
-    for path in TABLES.values():
+    for path in TABLES:
         for local, remote, uid in _rows(path):
             one = asked.get((remote, local))
             if one is not None and uid != me:
@@ -39,7 +40,8 @@ def _rows(path: str) -> Iterable[tuple[str, str, int]]:
             next(table)
             for line in table:
                 fields = line.split()
-                yield fields[1], fields[2], int(fields[7])
+                local, remote = (end.removeprefix(MAPPED) for end in fields[1:3])
+                yield local, remote, int(fields[7])
     except (OSError, StopIteration):
         return
 
@@ -57,4 +59,5 @@ def _ends(connection: socket.socket) -> tuple[str, str] | None:
 def _written(family: int, host: str, port: int) -> str:
     packed = socket.inet_pton(family, host)
     words = struct.unpack(f"={len(packed) // 4}I", packed)  # in the byte order of the machine
-    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+    text = "".join(f"{word:08X}" for word in words)
+    return f"{text.removeprefix(MAPPED)}:{port:04X}"

@@ -25,8 +25,8 @@ class AuditMagics(Commands):
     def dist_audit(self, options: Any) -> Any:
         """Every socket that listens for the ranks: whose, where, who may speak, is it encrypted.
 
-        Also how many messages were refused because nobody of this cluster had signed them, and
-        files that other users of this machine may read.
+        Also how many messages and connections were refused because nobody of this cluster sent
+        them, and files that other users of this machine may read.
 
         Example::
 
@@ -62,9 +62,9 @@ def _reach(rows: list[dict[str, Any]]) -> str:
 
 def _refused(counts: dict[str, int]) -> str:
     if not counts:
-        return "no message was refused"
+        return "nobody was refused"
     by = ", ".join(f"{owner} {number:,}" for owner, number in sorted(counts.items()))
-    return f"messages refused: {sum(counts.values()):,} ({by})"
+    return f"messages and connections refused: {sum(counts.values()):,} ({by})"
 
 
 def _exposed(paths: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import BooleanOptionalAction
 from typing import Any
 
 from IPython.core.magic import line_magic, magics_class
@@ -36,7 +37,12 @@ class EngineMagics(Commands):
     )
     @argument("--detach", action="store_true", help="a lease for ever")
     @argument("--cpu", action="store_true", help="leave GPUs alone")
-    @argument("--curve", action="store_true", help="encrypt what notebook and ranks say (CurveZMQ)")
+    @argument(
+        "--curve",
+        action=BooleanOptionalAction,
+        default=None,
+        help="encrypt what notebook and ranks say (it is); --no-curve signs it alone",
+    )
     @line_magic
     @from_line
     def dist_start(self, options: Any) -> Any:
@@ -54,7 +60,10 @@ class EngineMagics(Commands):
         how: dict[str, Any] = {} if options.timeout is None else {"timeout": options.timeout}
         if options.detach or options.lease is not None:
             how["lease"] = None if options.detach else options.lease
-        how |= {name: True for name in ("cpu", "curve") if getattr(options, name)}
+        if options.cpu:
+            how["cpu"] = True
+        if options.curve is not None:
+            how["curve"] = options.curve
         engines = current.fitting(options.num_ranks)
         if engines is not None:
             other = " %dist_stop first, to start with other options." if how else ""
