@@ -104,10 +104,9 @@ def _is_open(path: Path) -> bool:
 
 def _processes(engines: Engines) -> list[tuple[psutil.Process, str]]:
     """All that belong to the engines, parents first, with what they are called."""
-    server = session.current().forks.pid
-    owners = {server: "fork server"}
-    with contextlib.suppress(AttributeError):
-        owners[engines.processes.controller_pid] = "controller"  # type: ignore[attr-defined]
+    processes = engines.processes
+    server = processes.forks.pid  # type: ignore[attr-defined]
+    owners = {server: "fork server", processes.controller_pid: "controller"}  # type: ignore[attr-defined]
     owners |= {info["pid"]: f"rank {info['rank']}" for info in engines.ranks}
     found = [(psutil.Process(os.getpid()), "this process")]
     with contextlib.suppress(psutil.NoSuchProcess):
