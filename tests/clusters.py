@@ -15,12 +15,14 @@ class Clusters:
         os.environ["OMP_NUM_THREADS"] = "1"
         self.engines: Engines | None = None
 
-    def __call__(self, n: int) -> Engines:
+    def __call__(self, n: int, spares: int = 0) -> Engines:
         engines = self.engines
         if engines is not None and engines.alive and engines.num_ranks == n:
-            return engines
+            roster = engines.roster
+            if roster.num_spares == spares and roster.num_lacking() <= 0:
+                return engines
         self.stop()
-        self.engines = start(n)
+        self.engines = start(n, spares=spares)
         return self.engines
 
     def stop(self) -> None:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from tests.contract.batteries import Ranks, differences, gpt, layouts, on_ranks, plain
 from workbench.engine import recipe as recipes
 from workbench.engine import state
-from workbench.engine.trainer import move_state
+from workbench.engine.carry import carry
+from workbench.engine.kept import Kept
 from workbench.spec.layout import Layout, parse_layout
 from workbench.spec.options import TrainOptions
 
@@ -58,7 +59,7 @@ def one_of_each_product(world_size: int) -> Iterator[Layout]:
 
 def switched(one: Ranks, old, layout: Layout):
     new = one.trainer(layout)
-    move_state(old, new)
+    carry(Kept.of(old, leaves=False), new)
     return new
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -207,75 +204,6 @@ def test_counts_that_are_none_are_refused(clusters, tmp_path):
         run.resume(steps=-1)
     with pytest.raises(RecipeError):
         run.engines.train(directory=tmp_path)
-
-
-KILLING = """
-def evaluate(model):
-    import os
-    if rank == 1: os.kill(os.getpid(), 9)
-    return {"one": 1.0}
-"""
-KILLED: dict[str, tuple[str, Callable]] = {
-    "profile": (
-        GOOD.replace("    pass\n", "    if rank == 1 and calls == 3: import os; os.kill(os.getpid(), 9)\n"),  # noqa: E501
-        lambda run: run.profile("deep.json"),
-    ),
-    "step": (
-        GOOD.replace("    pass\n", "    if rank == 1 and calls == 3: import os; os.kill(os.getpid(), 9)\n"),  # noqa: E501
-        lambda run: run.step(),
-    ),
-    "evaluate": (f"{GOOD}{KILLING}", lambda run: run.evaluate()),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", KILLED)
-def test_a_rank_that_is_killed_in_a_command_ends_the_run(clusters, tmp_path, what):
-    cell, ask = KILLED[what]
-    engines = clusters(2)
-    run = engines.train(cell=cell, steps=9, directory=tmp_path, start=False)
-    run.step(2)
-    with pytest.raises(EnginesError, match="Rank 1 is gone"):
-        ask(run)
-    _is_over(run)
-
-
-def test_a_rank_that_is_killed_while_nothing_is_asked_ends_the_run(clusters, tmp_path):
-    engines = clusters(2)
-    run = engines.train(cell=GOOD, steps=9, directory=tmp_path, start=False)
-    run.step(2)
-    os.kill(engines.ranks[1]["pid"], signal.SIGKILL)
-    deadline_s = time.monotonic() + 20
-    while run.state == "paused" and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    _is_over(run)
-
-
-def _is_over(run):
-    shown = run.snapshot()
-    assert shown["state"] == "gone"
-    assert shown["message"].startswith("Rank 1 is gone (killed by SIGKILL).")
-    assert "\n" not in shown["message"]
-    assert (shown["allowed"], shown["pending"]) == ([], "")
-    told = [event for event in shown["events"] if event["text"].startswith(shown["message"])]
-    assert [event["kind"] for event in told] == ["error"]
-    with pytest.raises(RunError, match="is over: Rank 1 is gone"):
-        run.step()
-
-
-def test_a_rank_that_only_waited_and_is_killed_leaves_the_training_as_it_is(clusters, tmp_path):
-    engines = clusters(2)
-    run = engines.train(cell=GOOD, steps=9, strategy="none", directory=tmp_path, start=False)
-    run.step(2)
-    os.kill(engines.ranks[1]["pid"], signal.SIGKILL)
-    deadline_s = time.monotonic() + 20
-    while engines.alive and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert run.step() == 3
-    with pytest.raises(InputError, match="n=0"):
-        run.step(0)
-    assert run.state == "paused"
-    with pytest.raises(EnginesError, match="Rank 1 is gone"):
-        run.save()
 
 
 def test_metrics_that_raise_at_the_goal_stop_the_run(clusters, tmp_path):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import signal
 
 import pytest
 
@@ -147,17 +145,6 @@ def test_the_report_of_a_fault_names_the_line_of_the_cell(clusters, tmp_path):
     run.wait(60)
     assert "raise KeyError" in run.events[-1]["text"]
     assert ", in loss" in run.events[-1]["text"]
-
-
-def test_a_killed_rank_ends_the_run_with_its_name(clusters, tmp_path):
-    engines = clusters(2)
-    run = engines.train(cell=GOOD, steps=100_000, directory=tmp_path)
-    os.kill(engines.ranks[0]["pid"], signal.SIGKILL)
-    shown = run.wait(30)
-    assert shown["state"] == "gone"
-    assert "Rank 0 is gone" in shown["message"]
-    with pytest.raises(RunError, match="Rank 0"):
-        run.resume()
 
 
 def test_saves_every_n_steps(clusters, tmp_path):

@@ -24,6 +24,7 @@ from workbench.driver.launchers import Launched
 from workbench.driver.launchers.local import LocalProcesses
 from workbench.driver.mail import Mail
 from workbench.driver.member import Member
+from workbench.driver.rescue import trained_by
 from workbench.driver.run import Run
 from workbench.driver.sample import joined
 from workbench.driver.session import Session
@@ -196,6 +197,10 @@ def _take_run(engines: Engines, told: dict[int, Told]) -> None:
     if kept["tensorboard"]:
         run.event_file = _event_file(kept["tensorboard"], run)
     engines.run = run
+    alive = [rank for rank, one in enumerate(engines.roster.members) if not one.gone]
+    with_it = [rank for rank in alive if told.get(rank, {}).get("training") is not None]
+    members = [engines.roster.members[rank] for rank in with_it]
+    trained_by(run, members, engines.call("facts", ranks=with_it[:1])[0])
     run.set_state("paused" if kept["state"] == "gone" else kept["state"], kept["message"])
     _settle(run, told)
     run.take_up()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from workbench.driver.echo import Screen, Watch, named
+from workbench.driver.revive import revive
 from workbench.errors import InputError, RankError, WorkbenchError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def run_cell(
     Raises RankError with one report of what the ranks raised, equal reports grouped, and
     InputError for ranks that do not exist.
     """
+    revive(engines)
     chosen = _chosen(ranks, engines.num_ranks)
     screen = Screen(out or sys.stdout, err or sys.stderr)
     held = contextlib.nullcontext() if engines.run is None else engines.run.hold()
@@ -86,6 +88,8 @@ def run_cell(
         if met_again:
             error.add_note("The ranks met again in a new process group; their variables stay.")
         raise error
+    if len(chosen) == engines.num_ranks:
+        engines.cells.append((watch.number, source))
     values = {rank: reply["value_text"] for rank, reply in replies.items() if reply["value_text"]}
     return CellResult(watch.number, chosen, values)
 

@@ -13,8 +13,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import exports, files, runs, trace
+from workbench.driver import exports, files, rescue, runs, trace
 from workbench.errors import InputError, LayoutError, WorkbenchError
+from workbench.spec import policies
 from workbench.spec.formats import size
 from workbench.spec.layout import Layout, parse_layout
 from workbench.spec.limits import Limits, why_not
@@ -40,8 +41,8 @@ def hold(run: Run, begun: Future, over: threading.Event) -> None:
 
 
 def look(run: Run) -> None:
-    """Raises EnginesError where a rank that trains is gone."""
-    run.engines.call("position", ranks=run.feeder.ranks)
+    """Raises EnginesError where a rank is gone."""
+    run.engines.call("position")
 
 
 def pause(run: Run) -> int:
@@ -76,7 +77,12 @@ def step(run: Run, n: int = 1) -> int:
             if (replies := run.feeder.next_slice()) is not None:
                 run.book(replies, ending=False)
         except WorkbenchError as error:
-            run.fail(error)
+            if rescue.is_due(run, error):
+                rescue.rescue(run)
+                if run.state == "running":
+                    continue
+            else:
+                run.fail(error)
             raise
     _rest(run)
     return run.step_now
@@ -92,9 +98,15 @@ def _rest(run: Run) -> None:
         measure(run)
         run.saving.finish()
     except WorkbenchError as error:
-        run.fail(error)
+        _fail(run, error)
         raise
     run.set_state("finished")
+
+
+def _fail(run: Run, error: WorkbenchError) -> None:
+    """Stop with the error, unless it is of ranks that can be brought back."""
+    if not rescue.is_due(run, error):
+        run.fail(error)
 
 
 def profile(run: Run, path: str | Path, *, force: bool = False) -> Path:
@@ -108,7 +120,7 @@ def profile(run: Run, path: str | Path, *, force: bool = False) -> Path:
         replies = run.feeder.answers(run.engines.submit("profile_step", ranks=run.feeder.ranks))
         run.book(replies, ending=False)
     except WorkbenchError as error:
-        run.fail(error)
+        _fail(run, error)
         raise
     run.feeder.reset(run.step_now)
     run.goal = max(run.goal, run.step_now)
@@ -145,17 +157,33 @@ def restore(run: Run, what: str | int = "last") -> int:
     run.saving.finish()  # it may be the one that is meant
     path = runs.find(run.directory.parent, what, run=run.name)
     meta = run.engines.together("restore", str(path.resolve()))[0]
-    run.step_now = meta["step"]
-    run.history.rewind(run.step_now)
-    run.marks = [mark for mark in run.marks if mark["step"] <= run.step_now]
+    back_to(run, meta["step"])
     run.marks.append({"step": run.step_now, "label": "restored"})
-    run.feeder.reset(run.step_now)
-    if run.event_file is not None:
-        run.event_file.rewind(run.step_now)
     if run.state in ("failed", "finished", "stopped"):
         run.set_state("paused")
     run.happened("restored", name=path.name, step=run.step_now, layout=meta["layout"])
     return run.step_now
+
+
+def back_to(run: Run, step: int) -> None:
+    """The training stands at a step it has been at before."""
+    run.step_now = step
+    run.history.rewind(step)
+    run.marks = [mark for mark in run.marks if mark["step"] <= step]
+    run.feeder.reset(step)
+    if run.event_file is not None:
+        run.event_file.rewind(step)
+
+
+def recover(run: Run, how: str | None = None) -> int:
+    """Bring back ranks that are gone, as `waiting` asks for; see rescue.recover -> the step."""
+    return rescue.recover(run, how)
+
+
+def policy(run: Run, on_loss: str) -> str:
+    """Choose what happens when a rank is lost -> the choice."""
+    run.outages.policy = policies.check("on_loss", on_loss, policies.ON_LOSS)
+    return on_loss
 
 
 def switch(
@@ -270,5 +298,8 @@ def check_count(name: str, value: object) -> None:
         raise InputError(f"{name}={value!r}: use a whole number of steps >= 1.")
 
 
-_VERBS = (hold, look, pause, resume, step, profile, stop, save, restore, switch, export, evaluate)
+_VERBS = (
+    hold, look, pause, resume, step, profile, stop, save, restore, switch, export, evaluate,
+    recover, policy,
+)  # fmt: skip
 VERBS = {verb.__name__: verb for verb in _VERBS}

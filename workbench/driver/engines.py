@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from workbench import errors
 from workbench.driver import card, current
 from workbench.driver import session as sessions
+from workbench.driver.cast import Cast
 from workbench.driver.cells import CellResult, run_cell
 from workbench.driver.echo import Echo, named
-from workbench.driver.gauges import Gauges
+from workbench.driver.gauges import Gauged
 from workbench.driver.launchers import Launched, local
 from workbench.driver.mail import then
 from workbench.driver.member import Member
+from workbench.driver.needed import MOST_CELLS
 from workbench.driver.roster import Roster
 from workbench.driver.session import LEASE_S, Session
 from workbench.errors import (
@@ -38,11 +40,10 @@ if TYPE_CHECKING:
     from workbench.driver.run import Run
 
 # Ending takes a tenth of a second; a fork server that takes longer is not asked again.
-GAUGE_S = 1.0
 STOP_S = 5.0
 
 
-class Engines:
+class Engines(Cast):
     """The ranks of a running cluster; made by `start`, or from known processes by `attach`.
 
     Every call goes to the ranks in one order, which is what keeps their collectives in step.
@@ -63,10 +64,10 @@ class Engines:
         self.run: Run | None = None
         self.attempt = 0
         self._lock = threading.Lock()
-        self._gauge_lock = threading.Lock()
-        self._gauges: Gauges | None = None
-        self._gauged: list[dict[str, Any]] = []
-        self._gauged_s = -GAUGE_S
+        self._gauges = Gauged()
+        # Numbers and texts of cells that ran on all ranks: a process that takes a lost one's place
+        # may need what they define.
+        self.cells: deque[tuple[int, str]] = deque(maxlen=MOST_CELLS)
         self._stopped = False
         self.roster = Roster(launched, places, num_spares, self._lost, known)
         self.roster.taken_over = self._taken_over
@@ -87,53 +88,6 @@ class Engines:
         Raises StartError that says which rank did not come, why, and where its log is.
         """
         self.introduce(self.roster.connect(connection_file, self.timeouts.total_s), meets=True)
-
-    def introduce(self, members: list[Member], *, meets: bool = False) -> None:
-        """First words with processes that have just registered, any of whom may be any other.
-
-        meets: whether those of ranks meet in a world at once.
-        """
-        logs = {member.key: str(self.processes.log(member.key)) for member in members}
-        args = (self.echo.address, logs, self.meeting() if meets else None)
-        futures = self._post(members, "arrive", args)
-        told = self._gathered(futures, range(len(members)))
-        # A process is what it was told to be, whatever id the hub gave the engine.
-        ids = {info["key"]: member.id for member, info in zip(members, told, strict=True)}
-        for info in told:
-            member = next(one for one in members if one.key == info["key"])
-            member.id, member.info = ids[member.key], info
-
-    def meeting(self, *, rendezvous_s: float | None = None) -> dict[str, Any]:
-        """What ranks must know to meet: who has which rank, and where."""
-        members = self.roster.members
-        return {
-            "keys": [member.key for member in members],
-            "environments": [member.place.environment for member in members if member.place],
-            "attempt": self.attempt,
-            "store_path": str(self.directory / "store"),
-            "timeout_s": self.timeouts.total_s,
-            "rendezvous_s": rendezvous_s or self.timeouts.rendezvous_s,
-        }
-
-    def _lost(self, member: Member, why: str) -> None:
-        """A process is gone: what waits for it will not be answered."""
-        if self._stopped:
-            return
-        member.lose(why)
-        if member not in self.roster.members:
-            return
-        member.refuse(EnginesError(self._says_gone(member)))
-        if self.run is not None:
-            self.run.look()
-
-    def _taken_over(self, how: str, took_s: float) -> None:
-        if self.run is not None:
-            self.run.happened("controller_back", how=how, took_s=f"{took_s:.1f}")
-
-    def _says_gone(self, member: Member) -> str:
-        rank = self.roster.members.index(member)
-        why = f"Rank {rank} is gone ({member.gone}). "
-        return why + "%dist_stop, then %dist_start brings all ranks back."
 
     def submit(self, name: str, *args: Any, ranks: Iterable[int] | None = None) -> list[Future]:
         """Queue a function of the engine side on ranks; one future each, in rank order.
@@ -245,11 +199,6 @@ class Engines:
                 f"({told[lost[0]]}). Begin it anew from a checkpoint: %dist_train with --restore."
             )
 
-    def next_meeting(self, *, rendezvous_s: float | None = None) -> dict[str, Any]:
-        """The meeting of another attempt."""
-        self.attempt += 1
-        return self.meeting(rendezvous_s=rendezvous_s)
-
     def interrupt(self, ranks: Iterable[int] | None = None) -> None:
         """SIGINT to the processes of ranks: ends a cell, not the engine."""
         self.processes.signal(self._keys(ranks), signal.SIGINT)
@@ -298,15 +247,7 @@ class Engines:
 
     def gauges(self) -> list[dict[str, Any]]:
         """By rank what its process and GPU use, see gauges.py; read once a second at most."""
-        now_s = time.monotonic()
-        with self._gauge_lock:
-            if self._gauges is None:
-                rows = self.status()
-                devices = [row["device"] for row in rows]
-                self._gauges = Gauges([row["pid"] for row in rows], devices)
-            if now_s - self._gauged_s >= GAUGE_S:
-                self._gauged, self._gauged_s = self._gauges.read(), now_s
-            return self._gauged
+        return self._gauges.of(self.status())
 
     def stop(self) -> None:
         """End engines and controller and remove what they left; again does nothing."""

@@ -64,6 +64,12 @@ class Feeder:
         self._num_steps = 1
         self._follows = False
 
+    def take_queued(self) -> list[InFlight]:
+        """The slices that were not answered by all, which nobody waits for any more."""
+        queued = list(self._queued)
+        self._queued.clear()
+        return queued
+
     def feed(self, goal: int) -> None:
         """Queue slices up to the depth, none beyond the goal."""
         # With long steps a second slice gains nothing, and a pause would have to wait for it.
@@ -137,7 +143,7 @@ class Feeder:
 
     def answers(self, futures: list[Future]) -> list[dict[str, Any]]:
         """Results of all; once one has failed the rest must follow soon."""
-        waiting = _unanswered(futures, self.engines.timeouts.freed_s)
+        waiting = _unanswered(futures, self.engines.timeouts.freed_s, self.engines.free)
         if waiting:
             self.engines.mark_stuck(waiting, "it is still in a step that the others left")
             raise RunError(
@@ -150,8 +156,13 @@ class Feeder:
         return [future.result() for future in futures]
 
 
-def _unanswered(futures: list[Future], freed_s: float) -> dict[int, Future]:
-    """Ranks that do not answer within `freed_s` after one has failed."""
+def _unanswered(
+    futures: list[Future], freed_s: float, lost: Callable[[], None]
+) -> dict[int, Future]:
+    """Ranks that do not answer within `freed_s` after one has failed.
+
+    lost: called once one is gone, so that none of the others waits for it.
+    """
     limit_s: float | None = None
     waiting = dict(enumerate(futures))
     while waiting:
@@ -162,6 +173,8 @@ def _unanswered(futures: list[Future], freed_s: float) -> dict[int, Future]:
                 del waiting[rank]
                 if limit_s is None and (future.exception() or future.result()["error"]):
                     limit_s = time.monotonic() + freed_s
+                    if future.exception() is not None:
+                        lost()
         if limit_s is not None and time.monotonic() >= limit_s:
             break
     return waiting

@@ -111,7 +111,10 @@ class Forks:
         threading.Thread(target=self._read, name="workbench-forks", daemon=True).start()
 
     def _tail(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines()
+        try:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:  # its directory goes with it
+            return "It has ended."
         return (
             f"Last line of its log {self.log}: {lines[-1]}" if lines else f"Its log is {self.log}."
         )

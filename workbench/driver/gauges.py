@@ -7,14 +7,16 @@ read is None: a gauge never ends what it watches.
 from __future__ import annotations
 
 import importlib
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psutil
 
 NVML = "pynvml"  # the module of the package nvidia-ml-py
 MW_PER_W = 1000
+GAUGE_S = 1.0
 
 
 class Gauges:
@@ -43,6 +45,29 @@ class Gauges:
             {**process.read(), "gpu": None if gpu is None else _gpu(self._nvml, gpu)}
             for process, gpu in zip(self._processes, self._gpus, strict=True)
         ]
+
+
+class Gauged:
+    """Gauges of whatever processes the ranks have now, read once in GAUGE_S at most; any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pids: list[int] = []
+        self._gauges = Gauges([])
+        self._values: list[dict[str, Any]] = []
+        self._read_s = -GAUGE_S
+
+    def of(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """As Gauges.read; rows: by rank, with `pid` and `device`."""
+        now_s = time.monotonic()
+        with self._lock:
+            pids = [row["pid"] for row in rows]
+            if is_new := pids != self._pids:
+                self._pids = pids
+                self._gauges = Gauges(pids, [row["device"] for row in rows])
+            if is_new or now_s - self._read_s >= GAUGE_S:
+                self._values, self._read_s = self._gauges.read(), now_s
+            return self._values
 
 
 class _Process:

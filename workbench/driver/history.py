@@ -93,7 +93,8 @@ class History:
         chosen = range((len(self.steps) - 1) % stride, len(self.steps), stride)
         return {
             "step": [self.steps[i] for i in chosen],
-            "loss": [self.loss[i] for i in chosen],
+            # Unknown of a step whose record died with a rank.
+            "loss": [None if math.isnan(self.loss[i]) else self.loss[i] for i in chosen],
             "rate": [self.rate[i] for i in chosen],
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
@@ -25,6 +26,9 @@ class Member:
         self.info: dict[str, Any] = {}
         self.gone = ""
         self.gone_s = 0.0
+        self.ended = threading.Event()
+        # The run it trains, or is getting ready for, and what came of that.
+        self.prepared: tuple[str, Future] | None = None
         self.pending: set[Future] = set()
         self._stuck: tuple[Future, str] | None = None
 
@@ -46,6 +50,7 @@ class Member:
     def lose(self, why: str) -> None:
         """The process is gone, for ever."""
         self.gone, self.gone_s = why, time.monotonic()
+        self.ended.set()
 
     def refuse(self, error: WorkbenchError) -> None:
         """What it has not answered will not be answered."""

@@ -40,5 +40,7 @@ def recover(run: Run, errors: dict[int, dict[str, Any]]) -> NoReturn:
 
 def is_over(error: Exception, run: Run) -> TypeGuard[WorkbenchError]:
     """Whether a run ends with this error for ever: ranks are gone, or have lost their part."""
+    if run.state == "waiting":
+        return False
     is_of_ranks = isinstance(error, (EnginesError, WorldLostError)) and not run.engines.alive
     return is_of_ranks or isinstance(error, TrainingLostError)

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +46,9 @@ class Roster:
         # What was asked for: places of all ranks, and how many spares there should be.
         self.places = list(places)
         self.num_spares = num_spares
+        self.is_reachable = True
+        # Held while processes come: who they are is only known once all have said so.
+        self.coming = threading.Lock()
         self._keys = itertools.count(1 + max(member.key for member in self.everyone))
         self._ids: set[int] = set()
         self._lost = lost
@@ -87,6 +91,37 @@ class Roster:
             future.result(timeout_s)
             self._watch(one)
         return self._registered(fresh, timeout_s, deadline_s)
+
+    def fill(self, enlist: Callable[[list[Place]], list[Member]]) -> dict[int, str]:
+        """Put spares, and where there are none fresh processes, in the places of lost ranks.
+
+        enlist: has fresh processes come and be introduced. -> by rank, `spare` or `fresh`.
+        """
+        filled = {}
+        gone = self.gone()
+        spares = [spare for spare in self.spares if not spare.gone]
+        fresh = enlist([self.places[rank] for rank in gone[len(spares) :]])
+        for rank, member in zip(gone, [*spares, *fresh], strict=False):
+            filled[rank] = "spare" if member in spares else "fresh"
+            self._seat(rank, member)
+        return filled
+
+    def num_lacking(self) -> int:
+        """How many spares there are too few."""
+        return self.num_spares - sum(not spare.gone for spare in self.spares)
+
+    def _seat(self, rank: int, member: Member) -> None:
+        member.place = self.places[rank]
+        self.spares = [spare for spare in self.spares if spare is not member and not spare.gone]
+        self.members = [member if n == rank else old for n, old in enumerate(self.members)]
+
+    def shrink(self) -> None:
+        """Go on with the ranks that are left, which move up."""
+        left = [member for member in self.members if not member.gone]
+        for place, member in zip(self.places, left, strict=False):
+            # The device stays: a process that has touched one cannot change to another.
+            member.place = replace(member.place or place, rank=place.rank)
+        self.members = left
 
     def _registered(
         self, awaited: list[Member], timeout_s: float, deadline_s: float
@@ -138,5 +173,6 @@ class Roster:
 
     def _out_of_reach(self, code: int) -> None:
         """Without a controller no message reaches a rank: all are lost to this kernel."""
+        self.is_reachable = False
         for member in self.everyone:
             self._ended(member, code, "out of reach, controller: ")

@@ -15,10 +15,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import checkpoints, commands, recovery
+from workbench.driver import checkpoints, commands, recovery, rescue
+from workbench.driver.asked import Asked
 from workbench.driver.diary import Diary
 from workbench.driver.feeder import Feeder
 from workbench.driver.history import History
+from workbench.driver.outages import Outages
 from workbench.driver.readings import Readings
 from workbench.driver.saving import Saving, follow
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
@@ -37,7 +39,7 @@ SILENT = ("hold", "look")  # what no user asks for; in any state
 DONE_ALREADY = {("pause", "paused"), ("pause", "finished"), ("stop", "stopped")}
 
 
-class Run(Readings):
+class Run(Asked, Readings):
     """One training on the engines; made by `Engines.train`.
 
     `ask` queues a command and returns a future; the methods of the same names wait for it. They
@@ -73,6 +75,8 @@ class Run(Readings):
         self.history = History(about["batch"] * about["units_per_sample"])
         self.marks: list[dict[str, Any]] = []
         self.saved: list[dict[str, Any]] = []
+        self.facts = b""
+        self.outages = Outages(about.get("on_loss", "replace"))
         self._told_of_journal = False
         self._commands: queue.Queue = queue.Queue()
         self._putting = threading.Lock()
@@ -137,76 +141,6 @@ class Run(Readings):
     def look(self) -> None:
         """A rank may be gone: see to it between two slices. Never blocks."""
         self._put("look", {}, Future())
-
-    def _result(self, verb: str, **how: Any) -> Any:
-        """What a command gives; an interrupt ends the waiting, not the command."""
-        try:
-            return self.ask(verb, **how).result()
-        except KeyboardInterrupt:
-            raise RunError(
-                f"Interrupted while waiting for {verb}, which goes on. %dist_status shows the rest."
-            ) from None
-
-    def pause(self) -> int:
-        """Stop between two steps -> the step; the state stays on the ranks."""
-        return self._result("pause")
-
-    def resume(self, steps: int | None = None) -> int:
-        """Go on, to the goal or `steps` further -> the step it goes on from."""
-        return self._result("resume", steps=steps)
-
-    def step(self, n: int = 1) -> int:
-        """Take exactly n steps, then pause -> the step reached; an interrupt ends it sooner."""
-        asked = self.ask("step", n=n)
-        try:
-            return asked.result()
-        except KeyboardInterrupt:
-            return self._give_way()
-
-    def _give_way(self) -> int:
-        """What an interrupt means: pause after the step under way; the second breaks it off."""
-        asked = self.ask("pause")
-        try:
-            step = asked.result()
-        except KeyboardInterrupt:
-            self.engines.interrupt()
-            raise RunError(
-                "Interrupted twice: the step under way is broken off. %dist_status shows the rest."
-            ) from None
-        raise RunError(f"Interrupted: paused after step {step:,}. %dist_resume goes on.")
-
-    def stop(self) -> int:
-        """End the training after the step under way, keeping its state -> the step."""
-        return self._result("stop")
-
-    def save(self, name: str | None = None) -> str:
-        """Write a checkpoint, beside the training -> its name, `step-<n>` unless given."""
-        return self._result("save", name=name)
-
-    def restore(self, what: str | int = "last") -> int:
-        """Go back to a checkpoint (name, step, path or 'last') -> its step."""
-        return self._result("restore", what=what)
-
-    def switch(
-        self, strategy: str | None = None, *, ranks: int | None = None, **options: Any
-    ) -> int:
-        """Go on under another strategy or layout, from the same step -> that step.
-
-        strategy: a name with its options (spec/strategy.py), or a text such as `pp2 dp2, 1f1b x8`.
-        """
-        return self._result("switch", strategy=strategy, ranks=ranks, **options)
-
-    def export(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write recipe and layout as a plain torchrun script -> its path; force: overwrite."""
-        return self._result("export", path=path, force=force)
-
-    def profile(self, path: str | Path, *, force: bool = False) -> Path:
-        """One step under torch.profiler on all ranks, and ours beside it, for Perfetto -> path."""
-        return self._result("profile", path=path, force=force)
-
-    def evaluate(self) -> dict[str, float]:
-        """The recipe's metrics now."""
-        return self._result("evaluate")
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -285,13 +219,22 @@ class Run(Readings):
             try:
                 self._turn()
             except WorkbenchError as error:
-                self.fail(error)
+                self._meet(error)
             except Exception as error:  # noqa: BLE001 - the thread must live to say what happened
                 self.fail(RunError(f"The run's thread met {type(error).__name__}: {error}"))
         self.diary.keep(self)
         with self._putting:
             self._is_closed = True
             self._refuse_rest()
+
+    def _meet(self, error: WorkbenchError) -> None:
+        """Ranks that are gone are brought back; everything else stops the training."""
+        try:
+            if not rescue.is_due(self, error):
+                raise error
+            rescue.rescue(self)
+        except WorkbenchError as worst:
+            self.fail(worst)
 
     def _turn(self) -> None:
         """One event: a slice that ended, or a command; then feed."""
@@ -313,7 +256,7 @@ class Run(Readings):
         if verb in ("pause", "stop"):
             self.halt.clear()
         try:
-            result = self._done(verb, how)
+            result = self._tried(verb, how)
         except Exception as error:  # noqa: BLE001 - of no matter to the training
             self.set_pending("")
             if recovery.is_over(error, self):
@@ -333,6 +276,22 @@ class Run(Readings):
             else:
                 future.set_result(result)
 
+    def _tried(self, verb: str, how: dict) -> Any:
+        """`_done`, and once more after ranks were lost in it and brought back."""
+        while True:
+            try:
+                return self._done(verb, how)
+            except WorkbenchError as error:
+                if verb == "look" and self.state == "waiting":
+                    return None
+                if self.state == "waiting" or not rescue.is_due(self, error):
+                    raise
+                rescue.rescue(self)
+                if verb == "look":
+                    return None
+                if verb == "step":  # was taken; only the metrics after it were not
+                    return self.step_now
+
     def _done(self, verb: str, how: dict) -> Any:
         """Do what was asked, where the state allows it -> what it gives."""
         allowed = ALLOWED.get(self.state, ())
@@ -347,7 +306,10 @@ class Run(Readings):
 
     def book(self, replies: list[dict[str, Any]], *, ending: bool = True) -> None:
         """Book a slice that all ranks have answered, and what follows from it."""
-        self.step_now += self.history.add(replies, self.layout)
+        taken = self.history.add(replies, self.layout)
+        self.step_now += taken
+        if taken:
+            self.outages.new_step()
         self.memory = [{"rank": reply["rank"], **reply["memory"]} for reply in replies]
         self.note_events()
         errors = {reply["rank"]: reply["error"] for reply in replies if reply["error"]}

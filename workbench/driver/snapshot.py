@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from workbench.driver.run import Run
 
 # What may be asked of a run in which state.
-ALWAYS = ("step", "profile", "save", "restore", "switch", "export")
+ALWAYS = ("step", "profile", "save", "restore", "switch", "export", "recover", "policy")
 ALLOWED = {
     "running": ("pause", *ALWAYS, "stop"),
     "paused": ("resume", *ALWAYS, "stop", "evaluate"),
     "finished": ("resume", *ALWAYS, "evaluate"),
     "stopped": ("resume", *ALWAYS, "evaluate"),
     "failed": ("resume", *ALWAYS, "stop", "evaluate"),
+    # For the user to say what is to be done about ranks that are gone.
+    "waiting": ("recover", "policy"),
 }
 
 
@@ -53,6 +55,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "memory": list(run.memory),
         "derived": derived(run, now["rate"]),
         "marks": list(run.marks),
+        "faults": faults(run),
         "metrics": dict(run.metrics),
         "metrics_step": run.metrics_step,
         "checkpoints": list(run.saved),
@@ -61,6 +64,17 @@ def snapshot(run: Run) -> dict[str, Any]:
         "engines": rows,
         "pending": run.pending,
         "allowed": [] if run.pending else list(ALLOWED.get(run.state, ())),
+    }
+
+
+def faults(run: Run) -> dict[str, Any]:
+    """What was lost, what it cost, and what is done about the next loss."""
+    history, roster = run.history, run.engines.roster
+    return {
+        **run.outages.totals(history.wall_s, history.timed_steps),
+        "outages": [outage.to_dict() for outage in run.outages.all],
+        "policy": run.outages.policy,
+        "spares": sum(not spare.gone for spare in roster.spares),
     }
 
 

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import card, runs
+from workbench.driver import card, rescue, runs
 from workbench.driver.commands import layout_of
+from workbench.driver.revive import revive
 from workbench.driver.run import Run
 from workbench.driver.tensorboard import EventFile
 from workbench.errors import CheckpointError, InputError, RecipeError, RunError
 from workbench.spec import manifest as manifests
+from workbench.spec import policies
 from workbench.spec.near import unknown
 from workbench.spec.options import TrainOptions
 from workbench.spec.registry import names_in
@@ -39,6 +41,7 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     restore: str | None = None,
     directory: str | Path = DIRECTORY,
     start: bool = True,
+    on_loss: str = "replace",
     tensorboard: str | Path | None = None,
     **options: Any,
 ) -> Run:
@@ -48,7 +51,8 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     recipe, executed on every rank. strategy: see spec/strategy.py, which also says what options it
     takes (shard, by, microbatches, schedule, dp, pp, tp). ranks: how many train, the first of
     them; the others wait. restore: a checkpoint to begin from. directory: where the
-    run's own folder (journal, checkpoints) is made. start: False leaves it paused. tensorboard: a
+    run's own folder (journal, checkpoints) is made. on_loss: what happens when a rank is lost and
+    no spare is there, see spec/policies.py. start: False leaves it paused. tensorboard: a
     folder of event files, where one of this run is written to. options: see TrainOptions.
 
     Raises InputError, LayoutError, RecipeError, RunError or CheckpointError; a training that was
@@ -58,6 +62,8 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
         {} if tensorboard is None else {"tensorboard": tensorboard}
     )
     _check_kinds({"recipe": recipe, "cell": cell}, folders)
+    policies.check("on_loss", on_loss, policies.ON_LOSS)
+    revive(engines)
     how = {key: options.pop(key) for key in list(options) if key in LAYOUT_OPTIONS}
     try:
         chosen = TrainOptions(**options)
@@ -82,19 +88,22 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     found = runs.find(directory, restore).resolve() if restore is not None else None
     if found is not None and "steps" in options:
         _check_ahead(found, chosen.steps)
+    number = 0
     if cell is not None:
         # Data that the cell draws at random must be the same on all ranks.
         engines.call("reseed", chosen.seed or 0)
-        engines.run_cell(cell)
+        number = engines.run_cell(cell).number
     folder = _make_folder(Path(directory), recipe or "cell")
     how = (recipe, cell is not None, layout.to_dict(), chosen.to_dict())
     built, file = _built(engines, how, folder, tensorboard)
-    about = {**built[0], "cell": cell}
+    facts = built[0].pop("facts")
+    about = {**built[0], "cell": cell, "number": number, "asked": recipe, "on_loss": on_loss}
     before, run = engines.run, Run(engines, about, chosen, folder, layout)
     engines.run = run
     run.event_file = file
     run.peaks = [reply["peak_flops"] for reply in built]
     run.lay_out(layout, built)
+    rescue.trained_by(run, engines.roster.members, facts)
     run.begin(running=False)
     card.name_run(engines.directory, folder)
     if before is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 import gc
+import linecache
 import os
 import random
 import signal
 import socket
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +69,7 @@ def join(meeting: dict) -> str:
         except Exception as error:  # noqa: BLE001 - said, and the ranks meet
             lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
     leave()
-    _meet(meeting)
+    meet(meeting)
     if kept is not None:
         try:
             here.trainer = kept.rebuilt(world())
@@ -75,7 +78,7 @@ def join(meeting: dict) -> str:
     return lost
 
 
-def _meet(meeting: dict) -> None:
+def meet(meeting: dict) -> World:
     """Take the rank that the meeting gives this process, and join its world."""
     keys, environments = meeting.pop("keys"), meeting.pop("environments")
     here.rank = keys.index(here.key)
@@ -86,6 +89,8 @@ def _meet(meeting: dict) -> None:
     output.relabel(here.rank)
     here.world = World(Meeting(rank=here.rank, size=len(keys), **meeting), here.meter)
     here.broken = False
+    _name()
+    return here.world
 
 
 def leave() -> None:
@@ -97,17 +102,24 @@ def leave() -> None:
     gc.collect()
 
 
+def _name() -> None:
+    """What a cell may count on; anew for each: one that sets `rank` must not mislead the next.
+
+    A process that has no rank yet is as rank 0 to what it prepares.
+    """
+    world = here.world
+    here.namespace |= {
+        "rank": max(here.rank, 0),
+        "world_size": int(os.environ["WORLD_SIZE"]),
+        "device": torch.device("cpu") if world is None else world.device,
+        "dist": torch.distributed,
+        "torch": torch,
+    }
+
+
 def run_cell(text: str, number: int) -> dict:
     """Execute a user's cell; see engine/cell.py."""
-    if here.world is not None:
-        # Anew for each cell: one that sets `rank` must not mislead the next.
-        here.namespace |= {
-            "rank": here.rank,
-            "world_size": here.world.size,
-            "device": here.world.device,
-            "dist": torch.distributed,
-            "torch": torch,
-        }
+    _name()
     streams = sys.stdout, sys.stderr
     try:
         return cell.run(text, number, here.namespace)
@@ -139,3 +151,10 @@ def _way_out() -> None:
         if here.world is not None:
             here.broken = True
             here.world.free()
+
+
+def defined_by_cell() -> dict[str, Any]:
+    """What the last cell bound at its top level: earlier cells are no part of a recipe."""
+    code = compile("".join(linecache.getlines(here.cell)), here.cell, "exec")
+    bound = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_NAME"}
+    return {name: here.namespace[name] for name in bound if name in here.namespace}

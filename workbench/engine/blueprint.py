@@ -53,6 +53,7 @@ class Blueprint:
         self.loss_note = ""
         self.flops: float | None = None
         self.state_note = ""
+        self._facts: dict[str, Any] = {}
         self._tapes: dict[tuple, Tape] = {}
         self._cuts: dict[tuple, Cut] = {}
 
@@ -114,8 +115,18 @@ class Blueprint:
         every: list[Any] = [None] * world.size
         torch.distributed.all_gather_object(every, mine)
         for told in every:
-            for name, value in told.items():
-                setattr(self, name, value)
+            self.learn(told)
+
+    def learn(self, told: dict[str, Any]) -> None:
+        """Take over what another process has found of the same model; see `facts`."""
+        self._facts |= told
+        for name, value in told.items():
+            setattr(self, name, value)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What takes time to find, for a process that builds the same model later."""
+        return {**self._facts, "loss_note": self.loss_note}
 
     @functools.cached_property
     def tensor_plan(self) -> tensor_plan.TensorPlan:

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from workbench.engine.blueprint import Blueprint
 from workbench.engine.journal import Journal
+from workbench.engine.kept import Kept
 from workbench.engine.metered_group import Meter
 from workbench.engine.saver import Saver
 from workbench.engine.trainer import Trainer
@@ -30,6 +32,12 @@ class Here:
     world: World | None = None
     trainer: Trainer | None = None
     journal: Journal | None = None
+    # State of a world that was lost, until a training holds it again.
+    kept: Kept | None = None
+    # What a process that took part in no training yet knows of the one it may join.
+    prepared: Blueprint | None = None
+    # Whether the training's state is half of one step and half of another.
+    torn: bool = False
     broken: bool = False
     interruptible: bool = False
     cell: str = ""

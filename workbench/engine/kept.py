@@ -1,4 +1,4 @@
-"""Kept: the state of a training as one rank holds it, from one world to the next."""
+"""Kept: the state of a training as one rank holds it, apart from the layout it was built in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.spec.layout import Layout
 
 @dataclass(frozen=True)
 class Kept:
-    """Everything a rank needs to go on in another world under the same layout."""
+    """Everything a rank needs to go on in another world, or under another layout."""
 
     blueprint: Blueprint
     layout: Layout
@@ -29,10 +29,11 @@ class Kept:
     samples: int
 
     @classmethod
-    def of(cls, trainer: Trainer) -> Kept:
-        """Of a training whose world is about to be left."""
-        for part in trainer.held.parts:
-            dp_shard.let_go(part)
+    def of(cls, trainer: Trainer, *, leaves: bool = True) -> Kept:
+        """Of a training, which takes no other step; leaves: its world is about to be left."""
+        if leaves:
+            for part in trainer.held.parts:
+                dp_shard.let_go(part)
         return cls(
             trainer.blueprint,
             trainer.layout,

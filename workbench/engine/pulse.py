@@ -81,6 +81,11 @@ class Pulse:
         self._span(self._first, step)
         self.step = step + 1
 
+    def loss(self, step: int, value: float) -> None:
+        """The loss of the step under way so far: it counts if another rank finishes the step."""
+        self._number = number = self._number + 1
+        pulse.LOSS.pack_into(self._memory, pulse.LOSS_AT, number, step, value, number)
+
     def forget(self) -> None:
         """The training stands elsewhere: no step of before counts."""
         self.step = 0

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import dis
 import gc
-import linecache
 import signal
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from workbench.engine import checkpoint, flops, state
 from workbench.engine import recipe as recipes
-from workbench.engine.arrival import arrive, is_broken, join, leave, reseed, run_cell
+from workbench.engine.arrival import (
+    arrive,
+    defined_by_cell,
+    is_broken,
+    join,
+    leave,
+    reseed,
+    run_cell,
+)
 from workbench.engine.blueprint import Plan
+from workbench.engine.carry import carry
 from workbench.engine.export import script
 from workbench.engine.here import break_off as _break_off
 from workbench.engine.here import doing
@@ -25,25 +31,22 @@ from workbench.engine.here import together as _together
 from workbench.engine.here import trainer as _trainer
 from workbench.engine.here import world as _world
 from workbench.engine.journal import Journal
+from workbench.engine.kept import Kept
 from workbench.engine.moves import move
 from workbench.engine.present import present
+from workbench.engine.regroup import begin_anew, facts, prepare, regroup
 from workbench.engine.told import told
-from workbench.engine.trainer import Trainer, first_trainer, move_state
+from workbench.engine.trainer import Trainer, first_trainer
+from workbench.errors import CheckpointError
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
 from workbench.spec.records import COLUMNS
 
 # What is elsewhere.
 __all__ = [
-    "arrive", "doing", "is_broken", "join", "leave", "present", "reseed", "run_cell", "told",
+    "arrive", "begin_anew", "doing", "facts", "is_broken", "join", "leave", "prepare", "present",
+    "regroup", "reseed", "run_cell", "told",
 ]  # fmt: skip
-
-
-def _defined_by_cell() -> dict[str, Any]:
-    """What the last cell bound at its top level: earlier cells are no part of a recipe."""
-    code = compile("".join(linecache.getlines(_here.cell)), _here.cell, "exec")
-    bound = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_NAME"}
-    return {name: _here.namespace[name] for name in bound if name in _here.namespace}
 
 
 def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, directory: str) -> dict:
@@ -55,12 +58,12 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
     chosen, wanted = TrainOptions(**options), Layout(**layout)
     with _together():
         if from_cell:
-            found = recipes.from_namespace(_defined_by_cell(), recipe, chosen.size)
+            found = recipes.from_namespace(defined_by_cell(), recipe, chosen.size)
         else:
             found = recipes.builtin(str(recipe), chosen.size)
         found = found.changed(batch=chosen.batch, seed=chosen.seed)
         trainer = first_trainer(Plan(found, chosen), wanted, _world())
-    _here.trainer = trainer
+    _here.trainer, _here.kept, _here.torn = trainer, None, False
     _here.journal = Journal(Path(directory))
     about = {
         "recipe": found.name,
@@ -75,7 +78,8 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         "limits": trainer.blueprint.limits.to_dict() if _here.rank == 0 else {},
         "flops": trainer.blueprint.flops,
         "peak_flops": peak(),
-        **_spread_shown(trainer),
+        "facts": facts() if _here.rank == 0 else b"",
+        **trainer.shown(),
     }
     gc.collect()  # the training before is held in cycles by its reducer
     return about
@@ -92,15 +96,6 @@ def peak() -> float:
         found = flops.peak_per_s(world.device, dtype, is_active=world.rank < size)
     _here.peaks[dtype, size] = max(found, _here.peaks.get((dtype, size), 0.0))
     return _here.peaks[dtype, size]
-
-
-def _spread_shown(trainer: Trainer) -> dict:
-    """How the training lies on the ranks, as plain values."""
-    return {
-        "notes": trainer.notes(),
-        "stages": trainer.spread.stages_shown(),
-        "held": trainer.held.num_elements() / trainer.num_parameters(),
-    }
 
 
 def run_slice(num_steps: int, follows: bool) -> dict:
@@ -181,10 +176,17 @@ def restore(path: str) -> dict:
     trainer = _trainer()
     with _together():
         pieces = state.take(trainer.held, trainer.optimizer)
-        meta = checkpoint.load(Path(path), pieces)
+        # A rank that is lost from here on may leave some at the one step and some at the other.
+        _here.torn = True
+        try:
+            meta = checkpoint.load(Path(path), pieces)
+        except CheckpointError:
+            _here.torn = False  # nothing has changed
+            raise
         state.load(trainer.held, trainer.optimizer, pieces)
         state.set_settings(trainer.optimizer, trainer.blueprint.groups, meta["optimizer"])
     trainer.step, trainer.samples = meta["step"], meta["samples"]
+    _here.torn = False
     return {"step": trainer.step, "layout": meta["layout"]}
 
 
@@ -198,11 +200,12 @@ def switch(layout: dict) -> dict:
     with _together():
         new = Trainer(old.blueprint, wanted, _world())
         built_s = time.perf_counter()
-        moved = move_state(old, new)
+        moved = carry(Kept.of(old, leaves=False), new)
+        assert moved is not None
     _here.trainer = new
     ended_s = time.perf_counter()
     return {
-        **_spread_shown(new),
+        **new.shown(),
         "build_s": built_s - began_s,
         "move_s": ended_s - built_s,
         "sent_bytes": moved.sent_bytes,

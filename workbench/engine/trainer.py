@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
 from torch.profiler import record_function
 
@@ -29,10 +28,8 @@ from workbench.engine.data import mixed
 from workbench.engine.footprint import Saved, footprint
 from workbench.engine.held import Held
 from workbench.engine.micro import Micro, moved, padded
-from workbench.engine.moves import Moved, move
 from workbench.engine.notes import loss_note, notes
 from workbench.engine.recipe import explain
-from workbench.engine.slots import make_slots, slots
 from workbench.engine.spread import Pass, Spread
 from workbench.engine.told import is_peer_gone, raised_by_us, raised_by_user
 from workbench.engine.world import World
@@ -225,6 +222,7 @@ class Trainer:
             )
         self._output = None
         self._loss += value * micro.count / self.plan.recipe.batch
+        self.world.meter.pulse.loss(self.step + 1, self._loss)
         return loss * micro.weight
 
     def _check_all_used(self) -> None:
@@ -268,6 +266,14 @@ class Trainer:
     def memory(self) -> dict[str, int | None]:
         """Bytes of this rank by what they are for."""
         return footprint(self.held, self.optimizer, self._saved if self._num_taken > 1 else None)
+
+    def shown(self) -> dict[str, Any]:
+        """How the training lies on this rank, as plain values; held: of all parameters, 0 to 1."""
+        return {
+            "notes": self.notes(),
+            "stages": self.spread.stages_shown(),
+            "held": self.held.num_elements() / self.num_parameters(),
+        }
 
     def num_parameters(self) -> int:
         """Parameters of the whole model."""
@@ -323,49 +329,6 @@ def _check_same(blueprint: Blueprint, world: World) -> None:
                     f"Rank {rank} has another {what} than rank 0. A recipe must give the same on "
                     "all ranks: do not let it depend on `rank`."
                 )
-
-
-def move_state(old: Trainer, new: Trainer) -> Moved:
-    """Everything a training has learned, from under one layout to under another; collective."""
-    known: dict[str, dict[str, Any]] = {}
-    every: list[Any] = [None] * old.world.size
-    mine = slots(old.held, old.optimizer), old.step, old.samples
-    torch.distributed.all_gather_object(every, mine)
-    for found, _, _ in every:
-        known |= found
-    make_slots(new.held, new.optimizer, known)
-    have = state.take(old.held, old.optimizer, create=False)
-    _take_over(have, new)
-    want = state.take(new.held, new.optimizer, create=False)
-    moved = move(have, want)
-    state.put_numbers(new.held, new.optimizer, want)
-    groups = old.blueprint.groups
-    state.set_settings(new.optimizer, groups, state.settings(old.optimizer, groups))
-    # Rank 0 is never idle; one that was has not counted.
-    _, new.step, new.samples = every[0]
-    return moved
-
-
-def _take_over(have: dict[str, state.Piece], new: Trainer) -> None:
-    """What lies alike in both layouts is not copied: the new one gets the old one's memory."""
-    for name, param in new.held.named_parameters():
-        if isinstance(param, DTensor):
-            continue  # FSDP keeps its own memory
-        box = new.held.local(name, param)[1]
-        kept = have.get(f"model/{name}")
-        if kept is None or kept.box != box or not _is_own(kept.local):
-            continue
-        param.data = kept.local
-        slots_of = new.optimizer.state.get(param, {})
-        for key, value in slots_of.items():
-            kept = have.get(f"optim/{name}/{key}")
-            if isinstance(value, Tensor) and kept is not None and _is_own(kept.local):
-                slots_of[key] = kept.local if kept.local.shape == value.shape else value
-
-
-def _is_own(tensor: Tensor) -> bool:
-    """Whether it is all of its memory: a view would keep the rest of it."""
-    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def _optimizer(blueprint: Blueprint, spread: Spread) -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ from workbench.door import QUIET
 
 # The hub's heart beats fast so that engines register at once. Each beat wakes four threads of every
 # rank, 1.5 % of a core: with no new engine for so long it is enough to beat now and then.
-QUICK_BEATS_S, SLOW_BEAT_MS = 5.0, 1000
+QUICK_BEATS_S, SLOW_BEAT_S = 5.0, 1.0
 PR_SET_PDEATHSIG = 1  # of Linux: the signal a process gets when its parent ends
 # All that an engine or controller imports on its way to the first step. The first optimizer
 # imports torch._dynamo, ipykernel its debugger and completer: each costs a second if left out.
@@ -82,18 +82,23 @@ def _quiet_status() -> None:
     kernel._publish_status = publish_status
 
 
-def _calm_heart() -> None:
-    """Beat slowly once the engines are there; a new one makes the heart quick again."""
+def _calm_heart(directory: str) -> None:
+    """Beat slowly once the engines are there; where one comes, the heart is quick again.
+
+    directory: of the cluster, which changes when a new engine makes its log there.
+    """
     monitor = importlib.import_module("ipyparallel.controller.heartmonitor").HeartMonitor
     beat = monitor.beat
-    seen: dict[str, Any] = {"hearts": 0, "since_s": 0.0}
+    seen: dict[str, Any] = {"changed": 0, "since_s": 0.0, "beat_s": 0.0}
 
     def calm_beat(self: Any) -> None:
-        beat(self)
-        if len(self.hearts) != seen["hearts"]:
-            seen.update(hearts=len(self.hearts), since_s=time.monotonic())
-        is_calm = seen["hearts"] and time.monotonic() - seen["since_s"] > QUICK_BEATS_S
-        self.caller.callback_time = SLOW_BEAT_MS if is_calm else self.period
+        now_s, changed = time.monotonic(), os.stat(directory).st_mtime_ns
+        if changed != seen["changed"]:
+            seen.update(changed=changed, since_s=now_s)
+        is_quick = now_s - seen["since_s"] < QUICK_BEATS_S
+        if is_quick or now_s - seen["beat_s"] >= SLOW_BEAT_S:
+            seen["beat_s"] = now_s
+            beat(self)
 
     monitor.beat = calm_beat
 
@@ -129,7 +134,8 @@ def controller(argv: list[str]) -> None:
     # init_hub sleeps 0.25 s for schedulers that a fork has ready at once.
     quick = types.SimpleNamespace(**{**vars(app.time), "sleep": lambda _seconds: None})
     vars(app)["time"] = quick
-    _calm_heart()
+    option = "--profile-dir="
+    _calm_heart(next(a.removeprefix(option) for a in argv if a.startswith(option)))
     _whole_state()
     if sys.platform == "linux":
         # The heart is a process of its own and outlives a controller that is killed.

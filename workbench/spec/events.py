@@ -28,6 +28,11 @@ EVENTS: dict[str, tuple[str, str]] = {
         "warning",
         "The controller was {how}; a new one took over after {took_s} s, nothing was lost.",
     ),
+    "lost": ("error", "{ranks} lost at step {step}: {why}"),
+    "recovered": (
+        "info",
+        "goes on from step {step}: {filled}, state from {source}, {lost} steps lost, {took_ms} ms",
+    ),
     "switched": (
         "switch",
         "{strategy} ({layout}) from step {step} on, in {took_ms} ms, {moved} moved between ranks",

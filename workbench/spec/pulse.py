@@ -26,6 +26,7 @@ BEAT_AT, BEAT = 64, struct.Struct("d")  # written whole by the machine: eight by
 WORK_AT, WORK = 128, struct.Struct("Qqd24s56sQ")  # number, step, since_s, phase, detail, number
 OPEN_AT, OPEN = 256, struct.Struct("Qd24sQ")  # number, launched_s, operation, number
 SPAN_AT, SPAN = 320, struct.Struct("QqqQ")  # number, first and last finished step, number
+LOSS_AT, LOSS = 384, struct.Struct("QqdQ")  # number, step, loss so far, number
 HEADER_BYTES = 512
 RING_AT, ROW = 4096, struct.Struct(f"q{len(COLUMNS)}dq")  # step, columns, step
 NUM_ROWS = 2048
@@ -93,6 +94,19 @@ def read(path: str | Path) -> Beat | None:
     texts = (_text(part) for part in (phase, detail, operation))
     phase, detail, operation = texts
     return Beat(pid, thread, beat_s, step, phase, detail, since_s, operation, launched_s)
+
+
+def read_loss(path: str | Path, step: int) -> float | None:
+    """The rank's part of the loss of the step it was in, as far as it had come; None of another."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            raw = _settled(file.fileno(), HEADER_BYTES)
+    except OSError:
+        return None
+    if len(raw) < HEADER_BYTES or raw[: len(MAGIC)] != MAGIC:
+        return None
+    number, of, loss, end = LOSS.unpack_from(raw, LOSS_AT)
+    return loss if number == end and of == step else None
 
 
 def read_steps(path: str | Path, first: int) -> list[dict[str, float]]:

@@ -17,6 +17,11 @@ from workbench.spec.placement import Place
 class Processes(Protocol):
     """The engine processes of one cluster, by key: the number each was started under."""
 
+    @property
+    def can_start(self) -> bool:
+        """Whether more processes can be started."""
+        ...
+
     def start(self, key: int, place: Place) -> Future:
         """Start one more process with so many threads as a place has; done when it runs."""
         ...

@@ -52,6 +52,10 @@ class LocalProcesses:
                 processes.controller_pid = child["pid"]
         return processes
 
+    @property
+    def can_start(self) -> bool:
+        return self.forks.alive
+
     def start(self, key: int, place: Place) -> Future:
         future = self.spawn(
             "engine",

@@ -35,6 +35,12 @@ class EngineMagics(Commands):
         metavar="S",
         help=f"seconds the ranks outlive the kernel ({LEASE_S:g})",
     )
+    @argument(
+        "--spares",
+        type=whole,
+        metavar="N",
+        help="processes kept warm to take the place of lost ranks (0)",
+    )
     @argument("--detach", action="store_true", help="a lease for ever")
     @argument("--cpu", action="store_true", help="leave GPUs alone")
     @argument(
@@ -50,10 +56,10 @@ class EngineMagics(Commands):
 
         Example::
 
-            %dist_start -n 4
+            %dist_start -n 4 --spares 1
 
         Returns the engines. When as many are up already, it returns these.
-        In Python: ``engines = workbench.start(n=4)``
+        In Python: ``engines = workbench.start(n=4, spares=1)``
         """
         from workbench.driver.engines import num_cores, start
 
@@ -64,6 +70,8 @@ class EngineMagics(Commands):
             how["cpu"] = True
         if options.curve is not None:
             how["curve"] = options.curve
+        if options.spares is not None:
+            how["spares"] = options.spares
         engines = current.fitting(options.num_ranks)
         if engines is not None:
             other = " %dist_stop first, to start with other options." if how else ""

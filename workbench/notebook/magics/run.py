@@ -10,11 +10,13 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from workbench.driver import current, runs
 from workbench.driver.checkpoints import LAST
+from workbench.driver.revive import revive
 from workbench.driver.session import in_kernel
 from workbench.driver.training import DIRECTORY
 from workbench.notebook import show
 from workbench.notebook.line import from_line, layout_arguments, whole, word
 from workbench.notebook.magics import Commands
+from workbench.spec.policies import ON_LOSS
 from workbench.spec.strategy import LAYOUT_OPTIONS, STRATEGIES
 
 
@@ -146,6 +148,50 @@ class RunMagics(Commands):
         run = current.run()
         run.restore(options.checkpoint)
         return self._told(run, options)
+
+    @magic_arguments()
+    @argument("how", nargs="?", type=word, help="replace or shrink (replace)")
+    @line_magic
+    @from_line
+    def dist_recover(self, options: Any) -> Any:
+        """Bring back ranks that are gone, and go on with the training.
+
+        Example::
+
+            %dist_recover shrink
+
+        replace: spares or fresh processes take their places. shrink: go on with those that are
+        left, where the strategy is data. The state comes from the other ranks, or from the last
+        checkpoint. Without a training the ranks alone come back.
+        Returns the run. In Python: ``run.recover("shrink")``
+        """
+        engines = current.engines()
+        if engines.run is None or engines.run.state == "gone":
+            filled = revive(engines)
+            text = ", ".join(f"rank {rank}: a {kind} process" for rank, kind in filled.items())
+            return self.shown.say(engines, text or "No rank is gone.", silent=options.silent)
+        engines.run.recover(options.how)
+        return self._told(engines.run, options)
+
+    @magic_arguments()
+    @argument("--on-loss", type=word, help=f"one of {', '.join(ON_LOSS)}")
+    @line_magic
+    @from_line
+    def dist_policy(self, options: Any) -> Any:
+        """What the training does by itself when a rank is lost and no spare is there.
+
+        Example::
+
+            %dist_policy --on-loss wait
+
+        Returns the run. In Python: ``run.policy("wait")``
+        """
+        run = current.run()
+        if options.on_loss is not None:
+            run.policy(options.on_loss)
+        chosen = run.outages.policy
+        text = f"on-loss: {chosen} ({ON_LOSS[chosen]})"
+        return self.shown.say(run, text, silent=options.silent)
 
     @magic_arguments()
     @argument("--dir", type=word, help="folder of runs (that of this run, else runs)")

@@ -14,6 +14,7 @@ from workbench.notebook import show
 from workbench.notebook.line import from_line, layout_arguments, number, whole, whole_or_time, word
 from workbench.notebook.magics import Commands
 from workbench.spec.options import PRECISIONS, TrainOptions
+from workbench.spec.policies import ON_LOSS
 from workbench.spec.strategy import STRATEGIES
 
 # Options that are called otherwise in Python.
@@ -67,6 +68,18 @@ class TrainMagics(Commands):
     )
     @argument("--keep", type=whole, metavar="N", help="of those keep the last N (all)")
     @argument("--keep-every", type=whole, metavar="M", help="and those of each M-th step")
+    @argument(
+        "--on-loss",
+        type=word,
+        help=f"when a rank is lost and no spare is there: {', '.join(ON_LOSS)} (replace)",
+    )
+    @argument(
+        "--elastic",
+        dest="on_loss",
+        action="store_const",
+        const="shrink",
+        help="same as --on-loss shrink",
+    )
     @argument("--dir", type=word, help="where the run's folder is made (runs)")
     @argument(
         "--restore",

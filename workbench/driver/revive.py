@@ -1,0 +1,22 @@
+"""Revive: ranks that were lost while nothing was trained, replaced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.driver.engines import Engines
+
+
+def revive(engines: Engines) -> dict[int, str]:
+    """Ranks that are gone replaced where nothing is trained -> by rank, `spare` or `fresh`.
+
+    Their variables are gone with them. A training sees to its ranks itself.
+    """
+    is_idle = engines.run is None or engines.run.state == "gone"
+    if not is_idle or not engines.roster.gone() or not engines.can_enlist:
+        return {}
+    filled = engines.roster.fill(engines.enlist)
+    engines.rejoin()
+    engines.refill(lambda _members: None)
+    return filled

@@ -1,0 +1,162 @@
+"""Regroup: ranks that are left and processes that take the places of lost ones, in a new world.
+
+Nothing that a rank has kept of the training is given up before it is held again, so that a loss in
+the middle of a recovery is one more recovery.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from workbench.engine import recipe as recipes
+from workbench.engine.arrival import defined_by_cell, leave, meet, reseed, run_cell
+from workbench.engine.blueprint import Blueprint, Plan
+from workbench.engine.carry import carry
+from workbench.engine.here import here, together
+from workbench.engine.journal import Journal
+from workbench.engine.kept import Kept
+from workbench.engine.recipe import Recipe
+from workbench.engine.told import MOST_CHARS
+from workbench.engine.trainer import Trainer, first_trainer, seeded
+from workbench.errors import CheckpointError, RecipeError
+from workbench.spec.layout import Layout
+from workbench.spec.options import TrainOptions
+
+# Samples whose values tell that two processes draw the same data.
+NUM_LOOKED_AT = 4
+
+
+def facts() -> bytes:
+    """What `prepare` needs of the training that is built here; for another process of ours."""
+    assert here.trainer is not None
+    blueprint = here.trainer.blueprint
+    return pickle.dumps((blueprint.facts, _looks(blueprint.plan.recipe)))
+
+
+def prepare(recipe: str | None, cells: list[tuple[int, str]], options: dict, found: bytes) -> str:
+    """Get ready to take part in a training: build its recipe, and warm up.
+
+    cells: numbers and texts of cells to run first, the last of which defines the recipe; none for
+    a built-in one.
+    found: what `facts` gave on a rank. Not collective: the others may train meanwhile.
+
+    -> "", or a sentence on what may differ here. Raises RecipeError where the cells do not run.
+    """
+    chosen = TrainOptions(**options)
+    known, looks = pickle.loads(found)
+    reseed(chosen.seed or 0)
+    for number, text in cells:
+        told = run_cell(text, number)
+        if not told["ok"]:
+            raise RecipeError(
+                f"{told['error']['name']}: {told['error']['text']} in a cell that the training "
+                "needs, run again in a new process."
+            )
+    if cells:
+        made = recipes.from_namespace(defined_by_cell(), recipe, chosen.size)
+    else:
+        made = recipes.builtin(str(recipe), chosen.size)
+    made = made.changed(batch=chosen.batch, seed=chosen.seed)
+    with seeded(made.seed):
+        # Not on the device, to which a spare is bound only once it is needed.
+        here.prepared = Blueprint(Plan(made, chosen), made.model(), torch.device("cpu"))
+    here.prepared.learn(known)
+    _warm_up()
+    if _looks(made) == looks:
+        return ""
+    return (
+        "A new process draws other data than the ranks did, so the curve may differ from here on: "
+        "seed what the recipe draws."
+    )
+
+
+def _looks(recipe: Recipe) -> str:
+    count = NUM_LOOKED_AT
+    if recipe.samples.length is not None:
+        count = min(count, recipe.samples.length)
+    digest = hashlib.sha256()
+    _digest(recipe.samples.fetch(0, count), digest.update)
+    return digest.hexdigest()
+
+
+def _digest(value: Any, update: Callable[[bytes], None]) -> None:
+    if isinstance(value, torch.Tensor):
+        update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, dict):
+        for key in value:
+            _digest(value[key], update)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _digest(one, update)
+    else:
+        update(repr(value).encode())
+
+
+def _warm_up() -> None:
+    """The first step of a process takes a second: what it imports, the threads it starts."""
+    layer = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def regroup(meeting: dict, layout: dict, directory: str) -> dict:
+    """Meet in a new world and have the training there, from what the ranks together still hold.
+
+    -> {"step", "why", ...}: the step it stands at, None where too little is left of it and it must
+    begin from a checkpoint (why says what is missing), and what the driver shows of it.
+    """
+    why = ""
+    if here.trainer is not None:
+        try:
+            here.kept = None if here.torn else Kept.of(here.trainer)
+        except Exception as error:  # noqa: BLE001 - the user's optimizer, say; the ranks still meet
+            here.kept, why = None, f"{type(error).__name__}: {error}"[:MOST_CHARS]
+    blueprint = here.kept.blueprint if here.kept is not None else _blueprint()
+    leave()
+    world = meet(meeting)
+    if here.journal is None:
+        here.journal = Journal(Path(directory))
+    if blueprint is None:
+        raise RecipeError("this process knows nothing of the training.")
+    blueprint.device = world.device
+    try:
+        with together():
+            trainer = Trainer(blueprint, Layout(**layout), world)
+            moved = carry(here.kept, trainer)
+    except CheckpointError as error:
+        here.prepared = blueprint
+        return {"step": None, "why": str(error)}
+    here.prepared = blueprint
+    if moved is None:
+        return {"step": None, "why": why or "no rank holds anything of it"}
+    _hold(trainer)
+    return {"step": trainer.step, "why": why, "sent_bytes": moved.sent_bytes, **trainer.shown()}
+
+
+def begin_anew(layout: dict) -> dict:
+    """The training as it was before its first step, in the world there is -> as `regroup`."""
+    blueprint, world = _blueprint(), here.world
+    assert blueprint is not None
+    assert world is not None
+    with together():
+        trainer = first_trainer(blueprint.plan, Layout(**layout), world)
+    _hold(trainer)
+    return {"step": 0, "why": "", "sent_bytes": 0, **trainer.shown()}
+
+
+def _hold(trainer: Trainer) -> None:
+    here.trainer, here.kept, here.torn = trainer, None, False
+    gc.collect()
+
+
+def _blueprint() -> Blueprint | None:
+    return here.trainer.blueprint if here.trainer is not None else here.prepared
