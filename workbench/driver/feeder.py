@@ -121,7 +121,13 @@ class Feeder:
         same = [rank for rank, e in chosen.items() if (e["name"], e["text"]) == (name, text)]
         error = kinds.rebuilt(name, text)
         lines = chosen[first]["lines"]
-        if name not in kinds.all_errors():
+        if name == KeyboardInterrupt.__name__:
+            where = f" ({lines[-1]})" if lines else ""
+            error = RunError(
+                f"{named(same).capitalize()}: interrupted at step {step + 1:,}{where}. The state "
+                f"is that of step {step:,}: %dist_resume goes on from it."
+            )
+        elif name not in kinds.all_errors():
             who = f"{named(same).capitalize()} at step {step + 1:,}"
             last = f" ({lines[-1]})" if lines else ""
             error = kinds.RankError(f"{who}: {name}: {text}{last}")

@@ -24,6 +24,7 @@ from workbench.driver.outages import Outages
 from workbench.driver.readings import Readings
 from workbench.driver.saving import Saving, follow
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
+from workbench.driver.watch import Watch, outlast
 from workbench.errors import RunError, WorkbenchError
 from workbench.spec.choices import choices
 from workbench.spec.layout import Layout
@@ -86,6 +87,7 @@ class Run(Asked, Readings):
         self.feeder = Feeder(engines)
         self.saving = Saving(self)
         self.diary = Diary(directory)
+        self.watch = Watch(self, about.get("on_stall", "wait"))
         self._thread = threading.Thread(target=self._serve, name=f"run-{self.name}", daemon=True)
 
     def begin(self, *, running: bool) -> None:
@@ -96,11 +98,13 @@ class Run(Asked, Readings):
         parameters = self.about["parameters"]
         self.happened("built", run=self.name, parameters=parameters, layout=self.layout)
         self._thread.start()
+        self.watch.start()
 
     def take_up(self) -> None:
         """Start the thread of a training that another kernel has begun."""
         self.happened("attached", step=self.step_now)
         self._thread.start()
+        self.watch.start()
         self.look()
 
     def lay_out(self, layout: Layout, replies: list[dict[str, Any]]) -> None:
@@ -192,7 +196,7 @@ class Run(Asked, Readings):
             self.set_state("gone", self.message or why)
             self._put("end", {}, Future())
         if threading.current_thread() is not self._thread and self._thread.ident:
-            self._thread.join(self.engines.timeouts.total_s)
+            outlast(self, self._thread, self.engines.timeouts.total_s)
         self.saving.finish(self.engines.timeouts.total_s)
 
     # What the panel and the notebook read.

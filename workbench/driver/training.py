@@ -42,6 +42,7 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     directory: str | Path = DIRECTORY,
     start: bool = True,
     on_loss: str = "replace",
+    on_stall: str = "wait",
     tensorboard: str | Path | None = None,
     **options: Any,
 ) -> Run:
@@ -52,7 +53,8 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     takes (shard, by, microbatches, schedule, dp, pp, tp). ranks: how many train, the first of
     them; the others wait. restore: a checkpoint to begin from. directory: where the
     run's own folder (journal, checkpoints) is made. on_loss: what happens when a rank is lost and
-    no spare is there, see spec/policies.py. start: False leaves it paused. tensorboard: a
+    no spare is there, on_stall: when one stands still, see spec/policies.py. start: False leaves
+    it paused. tensorboard: a
     folder of event files, where one of this run is written to. options: see TrainOptions.
 
     Raises InputError, LayoutError, RecipeError, RunError or CheckpointError; a training that was
@@ -64,6 +66,7 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     _check_kinds({"recipe": recipe, "cell": cell}, folders)
     policies.check("on_loss", on_loss, policies.ON_LOSS)
     revive(engines)
+    policies.check("on_stall", on_stall, policies.ON_STALL)
     how = {key: options.pop(key) for key in list(options) if key in LAYOUT_OPTIONS}
     try:
         chosen = TrainOptions(**options)
@@ -97,7 +100,10 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     how = (recipe, cell is not None, layout.to_dict(), chosen.to_dict())
     built, file = _built(engines, how, folder, tensorboard)
     facts = built[0].pop("facts")
-    about = {**built[0], "cell": cell, "number": number, "asked": recipe, "on_loss": on_loss}
+    about = {
+        **built[0], "cell": cell, "number": number, "asked": recipe, "on_loss": on_loss,
+        "on_stall": on_stall,
+    }  # fmt: skip
     before, run = engines.run, Run(engines, about, chosen, folder, layout)
     engines.run = run
     run.event_file = file

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from workbench.engine import cell, output, recompute, source
+from workbench.engine import cell, output, recompute, source, stacks
 from workbench.engine.here import here, world
 from workbench.engine.kept import Kept
 from workbench.engine.told import MOST_CHARS
 from workbench.engine.world import Meeting, World
-from workbench.spec.pulse import path_of
+from workbench.spec import pulse
+from workbench.spec.stacks import path_of
 
 
 def arrive(address: str, logs: dict[int, str], meeting: dict | None) -> dict:
@@ -36,7 +37,8 @@ def arrive(address: str, logs: dict[int, str], meeting: dict | None) -> dict:
     # ipykernel makes the shell's namespace, in which cells run, that of `__main__`.
     here.namespace = vars(sys.modules["__main__"])
     output.start(here.rank, address, here.log)
-    here.meter.beat(path_of(here.log))
+    here.meter.beat(pulse.path_of(here.log))
+    stacks.listen(path_of(here.log))
     threading.Thread(target=_way_out, name="way-out", daemon=True).start()
     if meeting is not None and here.key in meeting["keys"]:
         join(meeting)

@@ -138,6 +138,7 @@ class Clock:
         self._marks: list[tuple[Any, str, Any]] = []
         self._began_s = 0.0
         self._now: tuple[str, Any] = (IDLE, None)
+        self._request = IDLE
         self._ended: Any = None
         self._is_on = False
         self._thread = threading.get_ident()
@@ -161,6 +162,8 @@ class Clock:
     def off(self) -> None:
         """No step is under way, not even a broken one."""
         self._is_on = False
+        self._now = (self._request, None)
+        self.pulse.at(self._request)
 
     def enter(self, kind: str, detail: Any = None) -> tuple[str, Any] | None:
         """Be in another state from now on -> the state before, for `back`.
@@ -200,12 +203,14 @@ class Clock:
         if threading.get_ident() != self._thread:
             yield  # beside what the thread that trains does
             return
-        before, self._now = self._now, (request, None)
+        before, self._request = self._request, request
+        self._now = (request, None)
         try:
             with self.pulse.during(request):
                 yield
         finally:
-            self._now = before
+            self._request = before
+            self._now = (before, None)
 
     def since_last_mark(self, kind: str, detail: Any = None) -> None:
         """What passed since the last mark was of another kind, as is known only now."""

@@ -20,8 +20,9 @@ from workbench.spec import pulse
 from workbench.spec.pulse import IDLE
 
 BEAT_S = 0.05
-# Requests after which the steps of before tell nothing: the training stands elsewhere.
-MOVING = ("build", "restore", "adopt")
+# Requests after which the steps of before tell nothing: the training stands elsewhere, or a step
+# takes another time.
+MOVING = ("build", "restore", "adopt", "switch", "join")
 
 
 class Open(Protocol):

@@ -33,6 +33,32 @@ EVENTS: dict[str, tuple[str, str]] = {
         "info",
         "goes on from step {step}: {filled}, state from {source}, {lost} steps lost, {took_ms} ms",
     ),
+    "halted": (
+        "warning",
+        "{who}: the process is stopped for {for_s} s, by SIGSTOP or a debugger. SIGCONT lets it go "
+        "on, %dist_replace {rank} replaces it.",
+    ),
+    "halted_awaited": (
+        "warning",
+        "{who}: the process is stopped for {for_s} s, by SIGSTOP or a debugger; held up: "
+        "{waiting}. SIGCONT lets it go on, %dist_replace {rank} replaces it.",
+    ),
+    "busy": (
+        "warning",
+        "{who}: still in {phase} after {for_s} s{place}. %dist_interrupt ends the step, "
+        "%dist_replace {rank} replaces the rank.",
+    ),
+    "busy_awaited": (
+        "warning",
+        "{who}: still in {phase} after {for_s} s{place}; held up: {waiting}. %dist_interrupt ends "
+        "the step, %dist_replace {rank} replaces the rank.",
+    ),
+    "deadlock": (
+        "warning",
+        "The ranks wait for each other for {for_s} s: {standing}. %dist_interrupt ends the step.",
+    ),
+    "moves_again": ("info", "{who}: moves again after {for_s} s, nothing was lost"),
+    "stall_ends": ("warning", "{who}: {policy} after {for_s} s, as --on-stall says"),
     "switched": (
         "switch",
         "{strategy} ({layout}) from step {step} on, in {took_ms} ms, {moved} moved between ranks",

@@ -10,6 +10,13 @@ ON_LOSS = {
     "shrink": "go on with the ranks that are left, where the strategy is data; else replace",
     "wait": "stop until the user says %dist_recover",
 }
+# A process that is stopped is dealt with at once, a rank that computes or waits in vain after half
+# of the time for which a rank may keep others waiting (spec/timeouts.py).
+ON_STALL = {
+    "wait": "tell, and leave it there",
+    "interrupt": "break the step off; the state stays",
+    "replace": "kill the process, as if it had been lost",
+}
 
 
 def check(name: str, value: str, known: dict[str, str]) -> str:

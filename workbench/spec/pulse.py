@@ -56,11 +56,6 @@ class Beat:
     operation: str
     launched_s: float
 
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for other ranks, or has handed over what another has not joined."""
-        return self.phase == "comm" or bool(self.operation)
-
 
 def path_of(log: str | Path) -> Path:
     """Where the pulse of the rank with this log lies."""

@@ -27,6 +27,11 @@ class Timeouts:
         return self.total_s * 0.75
 
     @property
+    def stalled_s(self) -> float:
+        """A rank that stands so long is dealt with where users said so, while the others wait."""
+        return self.total_s / 2
+
+    @property
     def freed_s(self) -> float:
         """A freed rank answers at once; one that does not still computes, or is stuck."""
         return max(5.0, self.total_s / 4)

@@ -14,7 +14,7 @@ from workbench.notebook import show
 from workbench.notebook.line import from_line, layout_arguments, number, whole, whole_or_time, word
 from workbench.notebook.magics import Commands
 from workbench.spec.options import PRECISIONS, TrainOptions
-from workbench.spec.policies import ON_LOSS
+from workbench.spec.policies import ON_LOSS, ON_STALL
 from workbench.spec.strategy import STRATEGIES
 
 # Options that are called otherwise in Python.
@@ -86,6 +86,12 @@ class TrainMagics(Commands):
         type=word,
         metavar="CHECKPOINT",
         help="begin from a checkpoint: RUN/NAME, last, path",
+    )
+    @argument(
+        "--on-stall",
+        type=word,
+        metavar="WHAT",
+        help=f"when a rank stands still: {', '.join(ON_STALL)} (wait)",
     )
     @argument("--tensorboard", type=word, metavar="DIR", help="event files for TensorBoard, too")
     @argument("--wait", action="store_true", help="until it is finished; an interrupt pauses it")

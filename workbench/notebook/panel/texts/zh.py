@@ -181,6 +181,17 @@ EVENTS = {
     "already": "已经是{strategy}（{layout}）",
     "attached": "另一个内核在第 {step} 步后接管",
     "controller_back": "控制器{how}；{took_s} 秒后由新的控制器接管，没有任何丢失。",
+    "halted": "进程 {ranks}：已停止 {for_s} 秒（SIGSTOP 或调试器）。"
+    "SIGCONT 使其继续，%dist_replace {rank} 替换它。",
+    "halted_awaited": "进程 {ranks}：已停止 {for_s} 秒（SIGSTOP 或调试器）；等待它的：{waiting}。"
+    "SIGCONT 使其继续，%dist_replace {rank} 替换它。",
+    "busy": "进程 {ranks}：{for_s} 秒后仍在 {phase}{place}。"
+    "%dist_interrupt 中断此步，%dist_replace {rank} 替换该进程。",
+    "busy_awaited": "进程 {ranks}：{for_s} 秒后仍在 {phase}{place}；等待它的：{waiting}。"
+    "%dist_interrupt 中断此步，%dist_replace {rank} 替换该进程。",
+    "deadlock": "各进程互相等待已 {for_s} 秒：{standing}。%dist_interrupt 中断此步。",
+    "moves_again": "进程 {ranks}：{for_s} 秒后恢复运行，没有丢失任何内容",
+    "stall_ends": "进程 {ranks}：{for_s} 秒后按 --on-stall 执行 {policy}",
     "switched": "自第 {step} 步起为{strategy}（{layout}），用时 {took_ms} ms，移动 {moved}",
 }
 MARKS = {
