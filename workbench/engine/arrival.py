@@ -86,6 +86,9 @@ def meet(meeting: dict) -> World:
     here.rank = keys.index(here.key)
     # What binds a spare to the device of its rank; nothing has touched an accelerator before.
     os.environ.update(environments[here.rank])
+    # One that has moved up keeps its device, and has another number.
+    for name in ("WORKBENCH_RANK", "RANK", "LOCAL_RANK"):
+        os.environ[name] = str(here.rank)
     os.environ["WORLD_SIZE"] = str(len(keys))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     output.relabel(here.rank)
