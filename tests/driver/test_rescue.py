@@ -136,7 +136,14 @@ def test_elastic_goes_on_with_those_that_are_left(clusters, tmp_path):
     assert (engines.num_ranks, str(run.layout)) == (2, "dp2")
     assert [row["rank"] for row in engines.ranks] == [0, 1]
     is_undisturbed(run)
-    assert "rank 2" not in str(engines.run_cell("rank"))
+    seen = engines.run_cell("import os\n[rank, world_size, os.environ['RANK'], dist.get_rank()]")
+    assert seen.values == {0: "[0, 2, '0', 0]", 1: "[1, 2, '1', 1]"}
+    # And back again, with those that were missing.
+    run.recover()
+    assert (engines.num_ranks, str(run.layout)) == (3, "dp3")
+    run.resume(steps=4)
+    assert run.wait(60)["state"] == "finished"
+    is_undisturbed(run, STEPS + 4)
 
 
 def test_waiting_for_the_user(clusters, tmp_path):

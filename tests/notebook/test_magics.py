@@ -280,15 +280,20 @@ def fork_server(kernel: Kernel) -> int:
     )
 
 
-def test_ranks_that_are_gone_are_named_and_a_stop_clears_them(engines: Kernel):
+def test_ranks_that_are_gone_are_named_and_come_back(engines: Kernel):
     pids = [
         int(pid)
         for pid in engines("rows = %dist_status\nprint(*[r['pid'] for r in rows])").out.split()
     ]
     os.kill(pids[1], signal.SIGKILL)
-    assert "Rank 1 is gone (killed by SIGKILL)" in engines("%%dist\n1").error
-    assert "ranks, rank 1 gone" in engines("%dist_status").text
-    assert "Rank 1 is gone" in engines("%dist_start -n 2").error
+    psutil.wait_procs([psutil.Process(pids[1])] if psutil.pid_exists(pids[1]) else [], timeout=10)
+    while "rank 1 gone" not in engines("%dist_status").text:
+        pass
+    reply = engines("%%dist\ndist.get_rank()")
+    assert reply.out.splitlines() == ["[rank 0] 0", "[rank 1] 1"], reply
+    assert "Rank 1 was gone (killed by SIGKILL): a fresh process has its place" in reply.err
+    assert engines("%dist_recover").out == "No rank is gone.\n"
+    assert engines("%dist_start -n 2").out.startswith("Already up: 2 ranks")
     assert engines("%dist_stop").out == "2 ranks stopped.\n"
     assert engines("%dist_stop").out == "No engines were running.\n"
 

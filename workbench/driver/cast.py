@@ -137,4 +137,11 @@ class Cast:
 
     def _says_gone(self, member: Member) -> str:
         rank = self.roster.members.index(member)
-        return f"Rank {rank} is gone ({member.gone}). %dist_recover brings it back."
+        told = f"Rank {rank} is gone ({member.gone})"
+        if not self.can_enlist:
+            return f"{told}. %dist_stop, then %dist_start brings new ranks."
+        run = self.run if self.run is not None and self.run.state != "gone" else None
+        if run is not None and run.outages.policy == "wait" and self.roster.num_ready() == 0:
+            return f"{told}. %dist_recover brings it back."
+        when = " with the next cell" if run is None else ""
+        return f"{told}; another process takes its place{when}."

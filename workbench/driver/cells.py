@@ -64,9 +64,10 @@ def run_cell(
     Raises RankError with one report of what the ranks raised, equal reports grouped, and
     InputError for ranks that do not exist.
     """
-    revive(engines)
     chosen = _chosen(ranks, engines.num_ranks)
     screen = Screen(out or sys.stdout, err or sys.stderr)
+    for told in revive(engines).values():
+        screen.note(told)
     held = contextlib.nullcontext() if engines.run is None else engines.run.hold()
     with held, engines.echo.watch(chosen) as watch:
         futures = engines.submit("run_cell", source, watch.number, ranks=chosen)

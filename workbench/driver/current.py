@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.driver import session
+from workbench.driver.revive import revive
 from workbench.errors import EnginesError, InputError, RunError
 from workbench.spec.placement import check_number
 
@@ -63,8 +64,8 @@ def run() -> Run:
 def fitting(n: int | None) -> Engines | None:
     """The engines that are up, if they are what a start of n ranks would give; None without any.
 
-    Engines of which no rank is left are stopped. Raises InputError when another number is up,
-    EnginesError when some of their ranks are gone.
+    Ranks that are gone are brought back; engines where that cannot be are stopped. Raises
+    InputError when another number is up.
     """
     if n is not None:
         check_number(n)
@@ -72,18 +73,16 @@ def fitting(n: int | None) -> Engines | None:
     if not found:
         return None
     up = found[-1]
+    if up.roster.gone() and up.can_enlist:
+        revive(up)
+        if up.run is not None and up.run.state != "gone":
+            up.run.recover()
     if up.alive:
         if n in (None, up.num_ranks):
             return up
         raise InputError(
             f"{up.num_ranks} rank{'s are' if up.num_ranks > 1 else ' is'} running. "
             f"%dist_stop, then %dist_start -n {n} starts with {n}."
-        )
-    states = [row["state"] for row in up.status()]
-    if "alive" in states:
-        gone = next(rank for rank, state in enumerate(states) if state != "alive")
-        raise EnginesError(
-            f"Rank {gone} is gone ({states[gone]}). %dist_stop, then %dist_start brings all back."
         )
     up.stop()
     return None

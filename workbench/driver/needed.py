@@ -32,6 +32,7 @@ def _code(text: str) -> CodeType | None:
 
 
 def _bound(text: str) -> set[str]:
+    """Names that a cell binds at its top level."""
     code = _code(text)
     if code is None:
         return set()
@@ -39,13 +40,28 @@ def _bound(text: str) -> set[str]:
 
 
 def _used(text: str) -> set[str]:
+    """Names a cell takes from outside: read before it binds them, or in what it defines."""
     code = _code(text)
-    return set() if code is None else {name for part in _parts(code) for name in part.co_names}
+    if code is None:
+        return set()
+    used, bound = set(), set()
+    for step in dis.get_instructions(code):
+        if step.opname == "STORE_NAME":
+            bound.add(step.argval)
+        elif step.opname == "LOAD_NAME" and step.argval not in bound:
+            used.add(step.argval)
+    inner = {
+        step.argval
+        for part in _parts(code)
+        for step in dis.get_instructions(part)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    return used | (inner - _bound(text))
 
 
 def _parts(code: CodeType) -> Iterator[CodeType]:
-    """A code object and all that are defined in it."""
-    yield code
+    """All that is defined in a code object."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
+            yield constant
             yield from _parts(constant)

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.spec.layout import Layout
+
 
 @dataclass
 class Outage:
@@ -55,7 +57,8 @@ class Outages:
     """All of one run, and what is to be done about the next.
 
     policy: a name of spec.policies.ON_LOSS. leftover: what ranks told of the slices in which one
-    was lost. state_before: the state that the run goes back to.
+    was lost. state_before: the state that the run goes back to. wide: the layout before it went on
+    with fewer ranks.
     """
 
     def __init__(self, policy: str) -> None:
@@ -63,6 +66,7 @@ class Outages:
         self.all: list[Outage] = []
         self.leftover: list[dict[str, Any]] = []
         self.state_before = "paused"
+        self.wide: Layout | None = None
 
     @property
     def last(self) -> Outage:

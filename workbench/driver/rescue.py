@@ -7,6 +7,7 @@ not hold the whole of it, the last checkpoint does; without one the training beg
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from workbench.driver import commands, salvage
 from workbench.driver.echo import named
 from workbench.driver.member import Member
 from workbench.driver.needed import needed
+from workbench.driver.outages import Outage
 from workbench.errors import (
     CheckpointError,
     EnginesError,
@@ -142,13 +144,29 @@ def _go_on(run: Run, how: str, outage: Outage, rendezvous_s: float) -> None:
     spares = sum(not spare.gone for spare in roster.spares)
     smaller = _smaller(run) if how == "shrink" and spares < len(gone) else None
     if smaller is not None:
+        run.outages.wide = run.outages.wide or layout
         roster.shrink()
         layout, outage.filled = smaller, f"{engines.num_ranks} ranks are left"
     elif gone:
         filled = roster.fill(engines.enlist)
         outage.filled = ", ".join(f"a {kind} one is {named([r])}" for r, kind in filled.items())
-    notes = ready(run, roster.members)
     outage.mark("places filled")
+    _meet(run, layout, outage, rendezvous_s)
+
+
+def _grow(run: Run) -> None:
+    """Have all ranks again after it went on with fewer, under the layout of before."""
+    outage = Outage("ranks come back", run.step_now, time.monotonic())
+    count = run.engines.roster.grow(run.engines.enlist)
+    outage.filled = f"{count} more {'rank' if count == 1 else 'ranks'}"
+    layout, run.outages.wide = run.outages.wide or run.layout, None
+    _meet(run, layout, outage, run.engines.timeouts.rendezvous_s)
+
+
+def _meet(run: Run, layout: Layout, outage: Outage, rendezvous_s: float) -> None:
+    """Have all ranks meet under a layout with what they hold, and go on from there."""
+    engines = run.engines
+    notes = ready(run, engines.roster.members)
     meeting = engines.next_meeting(rendezvous_s=rendezvous_s)
     replies = engines.call("regroup", meeting, layout.to_dict(), str(run.directory))
     outage.mark("met")
@@ -235,6 +253,8 @@ def recover(run: Run, how: str | None = None) -> int:
     if how is not None and how not in ("replace", "shrink"):
         raise InputError(f"how={how!r}: use replace or shrink.")
     if not run.engines.roster.gone():
+        if how != "shrink" and len(run.engines.roster.members) < len(run.engines.roster.places):
+            _grow(run)
         return run.step_now
     if how == "shrink" and _smaller(run) is None:
         raise InputError(

@@ -106,9 +106,22 @@ class Roster:
             self._seat(rank, member)
         return filled
 
+    def num_ready(self) -> int:
+        """How many spares there are."""
+        return sum(not spare.gone for spare in self.spares)
+
     def num_lacking(self) -> int:
         """How many spares there are too few."""
-        return self.num_spares - sum(not spare.gone for spare in self.spares)
+        return self.num_spares - self.num_ready()
+
+    def grow(self, enlist: Callable[[list[Place]], list[Member]]) -> int:
+        """Have as many ranks as were started, after it went on with fewer -> how many came."""
+        places = self.places[len(self.members) :]
+        fresh = enlist(places)
+        for place, member in zip(places, fresh, strict=True):
+            member.place = place
+        self.members = [*self.members, *fresh]
+        return len(fresh)
 
     def _seat(self, rank: int, member: Member) -> None:
         member.place = self.places[rank]

@@ -318,7 +318,7 @@ class Run(Asked, Readings):
         self.note_events()
         errors = {reply["rank"]: reply["error"] for reply in replies if reply["error"]}
         if errors:
-            recovery.recover(self, errors)
+            recovery.recover(self, errors, replies)
             return
         if not all(reply["is_journaled"] for reply in replies) and not self._told_of_journal:
             self._told_of_journal = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,15 @@ def settle(run: Run) -> None:
     ]
     run.step_now += run.history.add(run.outages.leftover, run.layout)
     feeder.reset(run.step_now)
+
+
+def leftover(run: Run, replies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `close_gap` needs of the replies of a slice."""
+    logs = [row["log"] for row in run.engines.ranks]
+    return [
+        {key: told[key] for key in ("rank", "first", "columns")} | {"log": logs[told["rank"]]}
+        for told in replies
+    ]
 
 
 def _answers(future: Future, end_s: float) -> bool:

@@ -53,13 +53,14 @@ def prepare(recipe: str | None, cells: list[tuple[int, str]], options: dict, fou
     chosen = TrainOptions(**options)
     known, looks = pickle.loads(found)
     reseed(chosen.seed or 0)
-    for number, text in cells:
-        told = run_cell(text, number)
-        if not told["ok"]:
-            raise RecipeError(
-                f"{told['error']['name']}: {told['error']['text']} in a cell that the training "
-                "needs, run again in a new process."
-            )
+    # A cell before the last may matter or not; what fails first is why the last one does.
+    told = [run_cell(text, number) for number, text in cells]
+    if told and not told[-1]["ok"]:
+        first = next(one["error"] for one in told if not one["ok"])
+        raise RecipeError(
+            "The cell that defines the recipe cannot be run again in a new process: "
+            f"{first['name']}: {first['text']}"
+        )
     if cells:
         made = recipes.from_namespace(defined_by_cell(), recipe, chosen.size)
     else:

@@ -167,9 +167,8 @@ class RunMagics(Commands):
         """
         engines = current.engines()
         if engines.run is None or engines.run.state == "gone":
-            filled = revive(engines)
-            text = ", ".join(f"rank {rank}: a {kind} process" for rank, kind in filled.items())
-            return self.shown.say(engines, text or "No rank is gone.", silent=options.silent)
+            text = "\n".join(revive(engines).values()) or "No rank is gone."
+            return self.shown.say(engines, text, silent=options.silent)
         engines.run.recover(options.how)
         return self._told(engines.run, options)
 
