@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def list_in(root: Path) -> list[dict[str, Any]]:
         try:
             if manifests.is_checkpoint(path):
                 found.append(_summary(path, manifests.read(path)))
-        except CheckpointError:
+        except (CheckpointError, AttributeError, KeyError, TypeError):
             continue
     return sorted(found, key=lambda entry: (entry["time_s"], entry["name"]))
 
@@ -76,3 +77,38 @@ def _summary(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 def _ms(seconds: Any) -> float | None:
     return round(1e3 * seconds, 1) if isinstance(seconds, (int, float)) else None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether each file of a checkpoint is as it was written: size and hash are read."""
+    try:
+        for file, facts in manifests.read(path)["files"].items():
+            if (path / file).stat().st_size != facts["bytes"]:
+                return False
+            with open(path / file, "rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != facts["sha256"]:
+                    return False
+    except (OSError, CheckpointError):
+        return False
+    return True
+
+
+def with_another(error: CheckpointError, path: Path, own: Path | None) -> CheckpointError:
+    """The error of a restore, and where the checkpoint is damaged the last whole one beside it.
+
+    own: the folder whose checkpoints may be called by their names alone.
+    """
+    text = str(error)
+    if not text.endswith(manifests.ANOTHER):
+        return error
+    others = [Path(entry["path"]) for entry in list_in(path.parent)]
+    whole = next((one for one in reversed(others) if one != path and is_whole(one)), None)
+    if whole is None:
+        hint = f"No other one in {path.parent} is whole."
+    else:
+        name = whole.name if whole.parent == own else whole
+        hint = f"%dist_restore {name} is the last whole one."
+    better = CheckpointError(text.removesuffix(manifests.ANOTHER) + hint)
+    for note in getattr(error, "__notes__", ()):
+        better.add_note(note)
+    return better

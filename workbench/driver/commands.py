@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import exports, files, rescue, runs, trace
-from workbench.errors import InputError, LayoutError, WorkbenchError
+from workbench.driver import checkpoints, exports, files, rescue, runs, trace
+from workbench.errors import CheckpointError, InputError, LayoutError, WorkbenchError
 from workbench.spec import policies
 from workbench.spec.formats import size
 from workbench.spec.layout import Layout, parse_layout
@@ -155,8 +155,13 @@ def save(run: Run, name: str | None = None) -> Future:
 def restore(run: Run, what: str | int = "last") -> int:
     """Go back to a checkpoint -> its step."""
     run.saving.finish()  # it may be the one that is meant
-    path = runs.find(run.directory.parent, what, run=run.name)
-    meta = run.engines.together("restore", str(path.resolve()))[0]
+    own = run.directory / "checkpoints"
+    path = own / str(what)
+    try:
+        path = runs.find(run.directory.parent, what, run=run.name).resolve()
+        meta = run.engines.together("restore", str(path))[0]
+    except CheckpointError as error:
+        raise checkpoints.with_another(error, path, own) from error
     back_to(run, meta["step"])
     run.marks.append({"step": run.step_now, "label": "restored"})
     if run.state in ("failed", "finished", "stopped"):

@@ -51,6 +51,8 @@ class Blueprint:
         self.groups = state.group_names(self.bones, whole)
         self.optimizer_kind = type(whole).__name__
         self.loss_note = ""
+        # Whether steps have shown that every parameter takes part in the loss.
+        self.all_used = False
         self.flops: float | None = None
         self.state_note = ""
         self._facts: dict[str, Any] = {}

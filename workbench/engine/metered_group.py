@@ -86,7 +86,7 @@ class Meter:
     """The operations of one process since the last `take`, and its clock.
 
     watches: whether each operation's end is noted as well, which costs a callback. is_alone: other
-    ranks would not come.
+    ranks would not come. is_dry: an all-reduce is done before it has begun.
     """
 
     def __init__(self) -> None:
@@ -95,6 +95,7 @@ class Meter:
         self.ops: list[Op] = []
         self.watches = False
         self.is_alone = False
+        self.is_dry = False
 
     def beat(self, path: Path) -> None:
         """Tell in this file from now on what the rank does."""
@@ -112,6 +113,15 @@ class Meter:
             self.is_alone = False
             # Groups are numbered: one that this rank alone has tried to make was none.
             dist.distributed_c10d._world.group_count = count
+
+    @contextlib.contextmanager
+    def dry(self) -> Iterator[None]:
+        """Inside, an all-reduce leaves on this rank what it was given, and asks no other."""
+        self.is_dry = True
+        try:
+            yield
+        finally:
+            self.is_dry = False
 
     def check_in_company(self) -> None:
         """Raises LayoutError in a trial."""
@@ -180,6 +190,24 @@ class MeteredWork(dist.Work):
 
     def synchronize(self) -> None:
         self._inner.synchronize()
+
+
+class DryWork(dist.Work):
+    """A Work that was done before it began."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._future: torch.futures.Future = torch.futures.Future()
+        self._future.set_result(tensors)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def get_future(self) -> Any:
+        return self._future
+
+    def is_completed(self) -> bool:
+        return True
 
 
 class MeteredGroup(dist.ProcessGroup):
@@ -270,6 +298,8 @@ def _metered(name: str, kind: str, payload: int | None) -> Callable:
         # Torch calls some methods with an explicit None for the options that the inner refuses.
         while args and args[-1] is None:
             args = args[:-1]
+        if self.meter.is_dry and kind == "all-reduce":
+            return DryWork(args[0])
         ranks = self.ranks
         nbytes = 0 if payload is None else payload_bytes(args[payload])
         peer = ranks[args[1]] if is_message and name != "recv_anysource" else None

@@ -187,6 +187,8 @@ def restore(path: str) -> dict:
         state.set_settings(trainer.optimizer, trainer.blueprint.groups, meta["optimizer"])
     trainer.step, trainer.samples = meta["step"], meta["samples"]
     _here.torn = False
+    if meta.get("all_used"):
+        trainer.know_all_used()
     return {"step": trainer.step, "layout": meta["layout"]}
 
 

@@ -43,16 +43,22 @@ def restored(
     works on files already open and checked.
     """
     manifest = manifests.read(path)
-    keys = manifest["keys"]
-    _check_model(path.name, keys, model)
-    copies = [
-        copy for key, piece in pieces.items() for copy in _copies(path.name, key, piece, keys)
-    ]
+    try:
+        keys = manifest["keys"]
+        _check_model(path.name, keys, model)
+        copies = [
+            copy for key, piece in pieces.items() for copy in _copies(path.name, key, piece, keys)
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        how = "does not describe a checkpoint"
+        raise CheckpointError(manifests.damaged(path.name, manifests.FILE_NAME, how)) from None
     files = {copy.file: None for copy in copies}
     opened = {file: _checked_file(path, file, manifest["files"]) for file in files}
     for copy in copies:
         if opened[copy.file][1].get(copy.key) != copy.box.shape:
-            raise CheckpointError(_damaged(path.name, copy.file, f"does not hold {copy.key}"))
+            raise CheckpointError(
+                manifests.damaged(path.name, copy.file, f"does not hold {copy.key}")
+            )
 
     def fill() -> None:
         with torch.no_grad():
@@ -87,38 +93,41 @@ def _check_model(name: str, keys: Mapping[str, Any], model: Mapping[str, Kind]) 
 
 def _copies(name: str, key: str, piece: Piece, keys: Mapping[str, Any]) -> list[Copy]:
     """What this rank needs of a key."""
-    found = []
+    found: list[Copy] = []
     covered = 0
     for stored in keys[key]["pieces"]:
         box = Box(tuple(stored["offset"]), tuple(stored["shape"]))
         common = box.common(piece.box)
         if common is not None:
+            if any(common.common(other.common) is not None for other in found):
+                covered = -1  # what lies there twice may lack elsewhere
+                break
             covered += common.numel
             found.append(Copy(stored["file"], stored["key"], box, common, piece))
     if covered != piece.local.numel():
-        raise CheckpointError(_damaged(name, manifests.FILE_NAME, f"does not cover {key}"))
+        raise CheckpointError(manifests.damaged(name, manifests.FILE_NAME, f"does not cover {key}"))
     return found
 
 
 def _checked_file(path: Path, file: str, files: Mapping[str, Any]) -> tuple[Any, dict[str, tuple]]:
     """The open file and the shapes in it, once its size and hash are those in the manifest."""
     if Path(file).name != file or file not in files:
-        raise CheckpointError(_damaged(path.name, manifests.FILE_NAME, f"names {file!r}"))
+        raise CheckpointError(manifests.damaged(path.name, manifests.FILE_NAME, f"names {file!r}"))
     try:
         num_bytes = (path / file).stat().st_size
         if num_bytes != files[file]["bytes"]:
             how = f"has {num_bytes} bytes instead of {files[file]['bytes']}"
-            raise CheckpointError(_damaged(path.name, file, how))
+            raise CheckpointError(manifests.damaged(path.name, file, how))
         with open(path / file, "rb") as stream:
             if hashlib.file_digest(stream, "sha256").hexdigest() != files[file]["sha256"]:
-                raise CheckpointError(_damaged(path.name, file, "was changed after it was written"))
+                raise CheckpointError(
+                    manifests.damaged(path.name, file, "was changed after it was written")
+                )
         opened = safe_open(path / file, framework="pt")
         shapes = {key: tuple(opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118 - not a dict
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(_damaged(path.name, file, f"cannot be read ({reason})")) from error
+        raise CheckpointError(
+            manifests.damaged(path.name, file, f"cannot be read ({reason})")
+        ) from error
     return opened, shapes
-
-
-def _damaged(name: str, file: str, how: str) -> str:
-    return f"Checkpoint {name} is damaged: {file} {how}. Restore another one."

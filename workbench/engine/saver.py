@@ -80,6 +80,7 @@ def about(trainer: Trainer) -> dict[str, Any]:
         "recipe": recipe.name,
         "size": recipe.size,
         "layout": str(trainer.layout),
+        "all_used": trainer.blueprint.all_used,
         "tied": state.tied(trainer.blueprint.bones),
         "optimizer": state.settings(trainer.optimizer, trainer.blueprint.groups),
     }

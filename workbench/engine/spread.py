@@ -220,7 +220,7 @@ class Spread:
             without_sync = dp_shard.without_sync
         elif self.layout.dp_replicate > 1:
             group = self.group("dp_replicate")
-            module = dp_replicate.spread(part, group, seeks_unused=seeks_unused)
+            module = dp_replicate.spread(part, group, self.meter, seeks_unused=seeks_unused)
             without_sync = dp_replicate.without_sync
         return Direct(module, enter=enter, loss=loss, without_sync=without_sync, meter=self.meter)
 

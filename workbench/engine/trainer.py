@@ -42,19 +42,15 @@ class Trainer:
     """Builds the model under a layout and takes steps."""
 
     def __init__(self, blueprint: Blueprint, layout: Layout, world: World) -> None:
-        self.blueprint = blueprint
-        self.plan = blueprint.plan
-        self.layout = layout
-        self.world = world
-        self.step = 0
-        self.samples = 0
+        self.blueprint, self.plan = blueprint, blueprint.plan
+        self.layout, self.world = layout, world
+        self.step = self.samples = 0
         self.spread = Spread(blueprint, layout, world)
         self.optimizer = _optimizer(blueprint, self.spread)
         self._uses: dp_replicate.Uses | None = None
+        is_ddp = layout.pp == layout.dp_shard == 1 < layout.dp_replicate
         # Until the first step has shown which parameters take part in the loss.
-        is_ddp = layout.pp == 1 and layout.dp_shard == 1 and layout.dp_replicate > 1
-        self._seeks_unused = is_ddp and not self.spread.is_idle
-        self._is_ddp = self._seeks_unused
+        self._seeks_unused = self._is_ddp = is_ddp and not self.spread.is_idle
         self._pass: Pass | None = None
         self._loss = 0.0
         self._output: Any = None
@@ -69,22 +65,27 @@ class Trainer:
     def _ready(self) -> Pass:
         """What takes microbatches; made with the first step, when the values are there."""
         if self._pass is None:
+            if self._is_ddp:
+                group, is_known = self.spread.group("dp_replicate"), self.blueprint.all_used
+                self._seeks_unused = not dp_replicate.all_know(is_known, group, self.world.device)
             self._pass = self.spread.ready(
                 self._enter, self._weighted, seeks_unused=self._seeks_unused
             )
         return self._pass
 
     def _settle(self, uses: dp_replicate.Uses) -> None:
-        """After the first step: stop looking for unused parameters where no rank has any.
-
-        The look costs each step a walk of the graph, and is decided by all ranks together.
-        """
+        """After the first step: stop looking for unused parameters where no rank has any."""
         unused = torch.tensor([len(uses.unused())], device=self.world.device)
         torch.distributed.all_reduce(unused, group=self.spread.group("dp_replicate"))
         uses.close()
         self._uses = None
         if not int(unused):
-            self._seeks_unused = False
+            self.know_all_used()
+
+    def know_all_used(self) -> None:
+        """Do not look for unused parameters, which costs each step a walk of the graph."""
+        self.blueprint.all_used = True
+        if self._seeks_unused:
             self._pass = None
             gc.collect()  # the old reducer's hooks sit on the parameters
 
@@ -106,6 +107,7 @@ class Trainer:
         """
         for part in self.held.parts:
             part.train()
+        self._ready()
         if self._seeks_unused and self._uses is None:
             self._uses = dp_replicate.Uses(self.held.parts[0])
         meter, timer, pages = self.world.meter, self.world.meter.clock.timer, []
@@ -197,11 +199,10 @@ class Trainer:
         except Exception as error:
             if self.step == 0 and not is_peer_gone(error):
                 batch = micros[0].inputs, micros[0].target
-                told = None
                 if not raised_by_user(error) and not raised_by_us(error):
                     told = explain(error, self.plan.recipe, batch, self._output)
-                if told is not None:
-                    raise told from error
+                    if told is not None:
+                        raise told from error
             raise
         finally:
             self._output = None

@@ -23,6 +23,10 @@ OWN_FIELDS = (
 )  # fmt: skip
 
 
+# How what is said of a damaged checkpoint ends; the driver knows which other one is whole.
+ANOTHER = "Restore another one."
+
+
 def is_checkpoint(path: Path) -> bool:
     """Whether the directory is one whole checkpoint; those half written have a dot in front."""
     return not path.name.startswith(".") and (path / FILE_NAME).is_file()
@@ -40,14 +44,16 @@ def read(path: Path) -> dict[str, Any]:
     """
     name = path.name
     try:
+        if path.is_dir() and not (path / FILE_NAME).is_file():
+            raise FileNotFoundError  # a pipe, say, which would be read for ever
         manifest = json.loads((path / FILE_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         what = "has no manifest.json" if path.is_dir() else "is not there"
         raise CheckpointError(f"{path} is no checkpoint: it {what}.") from None
     except OSError as error:
         raise CheckpointError(f"{path / FILE_NAME} cannot be read: {error.strerror}.") from None
-    except ValueError:
-        raise CheckpointError(_damaged(name, "is cut short or changed")) from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(damaged(name, FILE_NAME, "is cut short or changed")) from None
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise CheckpointError(f"{path} is no checkpoint: its manifest.json is of another kind.")
     if manifest["format"] != FORMAT:
@@ -56,7 +62,7 @@ def read(path: Path) -> dict[str, Any]:
             "Use the version of workbench that wrote it."
         )
     if manifest.get("seal") != _seal(manifest):
-        raise CheckpointError(_damaged(name, "was changed after it was written"))
+        raise CheckpointError(damaged(name, FILE_NAME, "was changed after it was written"))
     return manifest
 
 
@@ -84,5 +90,6 @@ def _seal(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _damaged(name: str, how: str) -> str:
-    return f"Checkpoint {name} is damaged: its manifest.json {how}. Restore another one."
+def damaged(name: str, file: str, how: str) -> str:
+    """What is said of a checkpoint that is not as it was written."""
+    return f"Checkpoint {name} is damaged: {file} {how}. {ANOTHER}"

@@ -20,18 +20,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.engine.metered_group import Meter
+
 BUCKET_BYTES = 25 << 20
 # The name since torch 2.13, and before.
 _NAMES = inspect.signature(DistributedDataParallel).parameters
 _SYNCS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers"
 
 
-def spread(part: nn.Module, group: dist.ProcessGroup, *, seeks_unused: bool) -> nn.Module:
+def spread(
+    part: nn.Module, group: dist.ProcessGroup, meter: Meter, *, seeks_unused: bool
+) -> nn.Module:
     """The module in DDP; seeks_unused: some parameter may get no gradient."""
     # The gradients live in the buckets: no copy before and after the all-reduce. The state was
     # put in by us, the same on all ranks.
     syncs: dict[str, Any] = {_SYNCS: _has_own_buffers(part)}
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         part,
         process_group=group,
         gradient_as_bucket_view=True,
@@ -39,6 +43,49 @@ def spread(part: nn.Module, group: dist.ProcessGroup, *, seeks_unused: bool) -> 
         init_sync=False,
         **syncs,
     )
+    if not seeks_unused:
+        _fix_order(wrapped, part, meter)
+    return wrapped
+
+
+def all_know(is_known: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether all ranks know of a thing; collective."""
+    told = torch.tensor([int(is_known)], device=device)
+    dist.all_reduce(told, dist.ReduceOp.MIN, group=group)
+    return bool(told.item())
+
+
+class _Each(nn.Module):
+    """In the place of a model: a value with each of its parameters, in their order."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self._params = [param for param in part.parameters() if param.requires_grad]
+
+    def forward(self) -> Tensor:
+        total = torch.zeros((), device=self._params[0].device)
+        for param in self._params:
+            total = total + 0.0 * param.sum()
+        return total
+
+
+def _fix_order(wrapped: DistributedDataParallel, part: nn.Module, meter: Meter) -> None:
+    """Have DDP fill its buckets in one order from the first step on, the last parameter first.
+
+    DDP puts its buckets in order after the first backward pass, as the gradients came. In which
+    order a sum over ranks adds up depends on the place in a bucket, so that the first step after a
+    restore would differ in its last bits from the same step of a training that goes on.
+    """
+    wrapped.module = _Each(part)
+    wrapped.require_forward_param_sync = False  # the buffers it would send are the model's
+    try:
+        with meter.dry():
+            wrapped().backward()
+    finally:
+        wrapped.module = part
+        wrapped.require_forward_param_sync = True
+        for param in part.parameters():
+            param.grad = None
 
 
 def why_not(bones: nn.Module) -> str:
