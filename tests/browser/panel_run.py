@@ -12,16 +12,21 @@ from typing import Any
 from tests.browser.panel_step import by_rank, sample
 from workbench.errors import RunError
 from workbench.spec.choices import choices
+from workbench.spec.events import happened
 from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits
 from workbench.spec.strategy import layout_for, strategy_of
 
+ALWAYS = ["step", "save", "restore", "switch", "recover", "policy"]
 ALLOWED = {
-    "running": ["pause", "step", "stop", "save", "restore", "switch"],
-    "paused": ["resume", "step", "stop", "save", "restore", "switch"],
-    "finished": ["resume", "step", "save", "restore", "switch"],
-    "stopped": ["resume", "step", "save", "restore", "switch"],
+    "running": ["pause", "stop", *ALWAYS],
+    "paused": ["resume", "stop", *ALWAYS],
+    "finished": ["resume", *ALWAYS],
+    "stopped": ["resume", *ALWAYS],
+    "waiting": ["recover", "policy"],
 }
+# Seconds from the notice to the end of each phase, as driver/outages.py marks them.
+PHASES_S = {"free": 0.02, "places filled": 0.025, "met": 0.11, "state": 0.16, "first new step": 0.2}
 CURVE_POINTS = 600
 UNITS = ["token", "position", *(f"blocks.{i}" for i in range(6)), "norm", "head"]
 LIMITS = Limits(batch=64, units=UNITS, tensor={"heads": 4, "vocabulary": 256})
@@ -74,7 +79,11 @@ class StandIn:
             "ranks": ranks, "alive": ranks, "precision": "fp32", "batch": limits.batch,
             "lossy": "", "by_rank": [], "marks": [], "metrics": {}, "metrics_step": None,
             "checkpoints": [], "events": [], "engines": [], "pending": "", "idle": None,
-            "sample": None, "memory": [], "derived": {},
+            "sample": None, "memory": [], "derived": {}, "branches": [], "saving": None,
+            "faults": {
+                "faults": 0, "lost_steps": 0, "downtime_s": 0.0, "goodput": None, "outages": [],
+                "policy": "replace", "spares": 0, "smaller": "",
+            },
         }  # fmt: skip
         self.slow_ms: dict[int, float] = {}
         self.lay_out(layout_for("data", ranks))
@@ -128,6 +137,48 @@ class StandIn:
             curve = {key: values[::every] for key, values in self._wave.items()}
             return {**self._state, "curve": curve, "allowed": ALLOWED.get(self._state["state"], [])}
 
+    def lose(self, rank: int, *, filled: str = "a spare one is rank {}", lost: int = 0) -> None:
+        """Lose a rank; filled: who takes its place at once, "": nobody, it waits."""
+        step, faults = self._state["step"], self._state["faults"]
+        marks = [list(one) for one in PHASES_S.items()] if filled else [["free", 0.02]]
+        outage = {
+            "why": f"rank {rank}: its process was killed by SIGKILL", "step": step,
+            "time_s": time.time(), "marks": marks, "lost_steps": lost,
+            "source": "the other ranks" if filled else "", "filled": filled.format(rank),
+            "is_over": bool(filled),
+        }  # fmt: skip
+        outages = [*faults["outages"], outage]
+        downtime_s = sum(one["marks"][-1][1] for one in outages)
+        told = {"faults": len(outages), "downtime_s": downtime_s, "goodput": 0.93}
+        told["lost_steps"] = sum(one["lost_steps"] for one in outages)
+        mark = {"step": step, "label": "lost", "kind": "fault"}
+        self.change(
+            faults={**faults, **told, "outages": outages},
+            marks=[*self._state["marks"], mark],
+        )
+        self.happened("lost", ranks=f"Rank {rank}", why=outage["why"], step=step)
+        if not filled:
+            message = f"Rank {rank} gone. %dist_recover brings a fresh process."
+            self.change(state="waiting", alive=self._state["alive"] - 1, message=message)
+
+    def happened(self, what: str, **values: Any) -> None:
+        """Add one of spec.events."""
+        self.change(events=[*self._state["events"], happened(what, values)])
+
+    def _recover(self, how: str = "replace") -> None:
+        faults = self._state["faults"]
+        last = {**faults["outages"][-1], "is_over": True, "source": "the other ranks"}
+        last["filled"] = f"a fresh one is rank 1, {how}"
+        marks = {"free": 20.02, **{key: 20 + at_s for key, at_s in PHASES_S.items()}}
+        last["marks"] = [["free", 0.02], *map(list, marks.items())]
+        self.change(
+            faults={**faults, "outages": [*faults["outages"][:-1], last]},
+            state="running", alive=self._state["ranks"], message="",
+        )  # fmt: skip
+
+    def _policy(self, on_loss: str) -> None:
+        self.change(faults={**self._state["faults"], "policy": on_loss})
+
     def ask(self, verb: str, **kwargs: Any) -> Future:
         """Do what is asked at once."""
         self.commands.append((verb, kwargs))
@@ -178,6 +229,8 @@ class StandIn:
             "time_s": time.time(),
             "bytes": 123456,
             "layout": self._state["layout"],
+            "stall_ms": 3.1,
+            "write_ms": 41.0,
         }
         self.change(checkpoints=[*self._state["checkpoints"], one])
         self._mark("saved", "save", f"Saved step-{step}, 123 KB.")
@@ -186,6 +239,10 @@ class StandIn:
         one = next(one for one in self._state["checkpoints"] if one["name"] == what)
         with self._changed:
             keep = one["step"]
+            branch = {key: values[keep - 1 :] for key, values in self._wave.items()}
+            self._state["branches"] = [
+                *self._state["branches"], {"layout": self._state["layout"], **branch},
+            ]  # fmt: skip
             self._wave = {key: values[:keep] for key, values in self._wave.items()}
         self.change(step=one["step"])
         self._mark("restored", "save", f"Restored {what}.")

@@ -99,7 +99,7 @@ def test_the_lecture_runs_and_its_panel_obeys(lecture: Lab):
     wait_for(lab, live, ".wb-name", f"step-{paused + 1}")
     press(lab, live, "Step")
     wait_for(lab, live, ".wb-number b", str(paused + 2))
-    press(lab, live, f"Restore step-{paused + 1}")
+    press(lab, live, f"Go back to step-{paused + 1}")
     wait_for(lab, live, "li.wb-save", f"restored step-{paused + 1}")
     assert step_of(lab, live) == paused + 1
 

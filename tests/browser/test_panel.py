@@ -84,7 +84,7 @@ def test_buttons_command_the_run_and_follow_its_state(lab: Lab):
     wait_for(lab, "li.wb-switch", "fsdp4 from step 138")
     press(lab, "Resume")
     wait_for(lab, ".wb-pill", "Running")
-    press(lab, "Restore step-138")
+    press(lab, "Go back to step-138")
     wait_for(lab, "li.wb-save", "Restored step-138.")
     press(lab, "Stop")
     wait_for(lab, ".wb-pill", "Stopped")

@@ -19,7 +19,7 @@ panel = Panel(run)
 WAIT_MS = 20_000
 NAMES = [
     *("loss", "rate", "time", "layout", "memory"),
-    *("timeline", "comms", "engines", "checkpoints", "events"),
+    *("timeline", "comms", "engines", "faults", "checkpoints", "events"),
 ]
 SHOWN = (
     "() => [...document.querySelectorAll('.wb-figure')].filter(f => f.clientWidth)"
@@ -51,10 +51,10 @@ def figures(lab: Lab) -> list[str]:
 def test_figures_are_chosen_and_remembered(lab: Lab):
     shown(lab)
     first = figures(lab)
-    assert first == [name for name in NAMES if name not in ("memory", "comms", "engines")]
+    assert first == [name for name in NAMES if name not in ("memory", "comms", "engines", "faults")]
     press(lab, "Memory")
     press(lab, "Throughput")
-    chosen = [name for name in NAMES if name not in ("rate", "comms", "engines")]
+    chosen = [name for name in NAMES if name not in ("rate", "comms", "engines", "faults")]
     assert figures(lab) == chosen
     lab.reload()
     lab.cell(1).locator(".wb-of-memory").wait_for(timeout=WAIT_MS)

@@ -162,7 +162,7 @@ def restore(run: Run, what: str | int = "last") -> int:
         meta = run.engines.together("restore", str(path))[0]
     except CheckpointError as error:
         raise checkpoints.with_another(error, path, own) from error
-    back_to(run, meta["step"])
+    back_to(run, meta["step"], left=str(run.layout))
     run.marks.append({"step": run.step_now, "label": "restored"})
     if run.state in ("failed", "finished", "stopped"):
         run.set_state("paused")
@@ -170,10 +170,10 @@ def restore(run: Run, what: str | int = "last") -> int:
     return run.step_now
 
 
-def back_to(run: Run, step: int) -> None:
-    """The training stands at a step it has been at before."""
+def back_to(run: Run, step: int, *, left: str = "") -> None:
+    """The training stands at a step it has been at before; left: see History.rewind."""
     run.step_now = step
-    run.history.rewind(step)
+    run.history.rewind(step, left)
     run.marks = [mark for mark in run.marks if mark["step"] <= step]
     run.feeder.reset(step)
     if run.event_file is not None:

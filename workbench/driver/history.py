@@ -13,6 +13,8 @@ from workbench.spec.records import COLUMNS, PARTS
 
 CURVE_POINTS = 600
 SAMPLES_KEPT = 64
+# What was left behind by going back: how many of them are kept, and points of each.
+BRANCHES_KEPT, BRANCH_POINTS = 8, 120
 # What is shown as "now" is the mean over the slices that ended in the last second or so.
 RECENT_SLICES = 4
 
@@ -33,7 +35,8 @@ class Slice:
 class History:
     """Loss and rate by step, and the last slices by rank; grows by `add`, shrinks by `rewind`.
 
-    samples: the last steps that were recorded whole, the newest last.
+    samples: the last steps that were recorded whole, the newest last. branches: curves that were
+    left behind, each from the step that was gone back to, with the layout it had.
     """
 
     units_per_step: int = 1
@@ -46,6 +49,7 @@ class History:
     idle_s: float = 0.0
     timed_steps: int = 0
     samples: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    branches: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, replies: list[dict[str, Any]], layout: Layout) -> int:
         """Take the replies of one slice from all ranks; returns how many steps all had finished."""
@@ -78,9 +82,15 @@ class History:
         if len(told) == len(replies) and len({one["step"] for one in told}) == 1:
             self.samples.append(joined(told, layout))
 
-    def rewind(self, step: int) -> None:
-        """Forget what came after a step; the journal keeps it."""
+    def rewind(self, step: int, left: str = "") -> None:
+        """Forget what came after a step; the journal keeps it.
+
+        left: the layout under which it was left on purpose, so that a thinned branch of it stays.
+        """
         keep = sum(1 for known in self.steps if known <= step)
+        if left and keep < len(self.steps):
+            branch = {"layout": left, **self._thinned(max(0, keep - 1), BRANCH_POINTS)}
+            self.branches = [*self.branches[1 - BRANCHES_KEPT :], branch]
         for column in (self.steps, self.loss, self.rate):
             del column[keep:]
         self.recent = []
@@ -89,8 +99,13 @@ class History:
 
     def curve(self) -> dict[str, list]:
         """At most CURVE_POINTS points of each curve; the first and the last step are among them."""
-        stride = math.ceil(len(self.steps) / CURVE_POINTS) or 1
-        chosen = range((len(self.steps) - 1) % stride, len(self.steps), stride)
+        return self._thinned(0, CURVE_POINTS)
+
+    def _thinned(self, first: int, most: int) -> dict[str, list]:
+        """At most so many points from a place on; the last is among them."""
+        count = len(self.steps) - first
+        stride = math.ceil(count / most) or 1
+        chosen = [first + i for i in range((count - 1) % stride, count, stride)]
         return {
             "step": [self.steps[i] for i in chosen],
             # Unknown of a step whose record died with a rank.

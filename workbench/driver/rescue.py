@@ -93,7 +93,7 @@ def _begin(run: Run, gone: list[int]) -> Outage:
         why = "; ".join(f"rank {rank}: {members[rank].gone}" for rank in gone)
         run.outages.begin(why, run.step_now, min(members[rank].gone_s for rank in gone))
         run.happened("lost", ranks=named(gone).capitalize(), why=why, step=run.step_now)
-        run.marks.append({"step": run.step_now, "label": "lost"})
+        run.marks.append({"step": run.step_now, "label": "lost", "kind": "fault"})
     run.outages.last.mark("free")
     return run.outages.last
 
@@ -118,12 +118,12 @@ def _wait(run: Run, gone: list[int]) -> None:
     roster = run.engines.roster
     why = "; ".join(roster.members[rank].gone for rank in gone)
     choices = "%dist_recover brings a fresh process"
-    if _smaller(run) is not None:
+    if smaller(run) is not None:
         choices += ", %dist_recover shrink goes on with the ranks that are left"
     run.set_state("waiting", f"{named(gone).capitalize()} gone ({why}). {choices}.")
 
 
-def _smaller(run: Run) -> Layout | None:
+def smaller(run: Run) -> Layout | None:
     """The layout without the ranks that are gone, None where the strategy does not allow it."""
     engines, old = run.engines, run.layout
     left = engines.num_ranks - len(engines.roster.gone())
@@ -142,11 +142,11 @@ def _go_on(run: Run, how: str, outage: Outage, rendezvous_s: float) -> None:
     roster = engines.roster
     gone = roster.gone()
     spares = sum(not spare.gone for spare in roster.spares)
-    smaller = _smaller(run) if how == "shrink" and spares < len(gone) else None
-    if smaller is not None:
+    fewer = smaller(run) if how == "shrink" and spares < len(gone) else None
+    if fewer is not None:
         run.outages.wide = run.outages.wide or layout
         roster.shrink()
-        layout, outage.filled = smaller, f"{engines.num_ranks} ranks are left"
+        layout, outage.filled = fewer, f"{engines.num_ranks} ranks are left"
     elif gone:
         filled = roster.fill(engines.enlist)
         outage.filled = ", ".join(f"a {kind} one is {named([r])}" for r, kind in filled.items())
@@ -256,7 +256,7 @@ def recover(run: Run, how: str | None = None) -> int:
         if how != "shrink" and len(run.engines.roster.members) < len(run.engines.roster.places):
             _grow(run)
         return run.step_now
-    if how == "shrink" and _smaller(run) is None:
+    if how == "shrink" and smaller(run) is None:
         raise InputError(
             f"{run.layout} cannot go on with fewer ranks: only data parallelism can. "
             "%dist_recover replaces what is lost."

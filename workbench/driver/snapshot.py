@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workbench.driver import rescue
 from workbench.driver.sample import bubble
 from workbench.spec.strategy import strategy_of
 
@@ -50,6 +51,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "batch": run.about["batch"],
         "lossy": "bf16 autocast" if run.options.precision == "bf16" else "",
         "curve": history.curve(),
+        "branches": list(history.branches),
         "by_rank": history.by_rank(),
         "sample": history.samples[-1] if history.samples else None,
         "memory": list(run.memory),
@@ -75,6 +77,8 @@ def faults(run: Run) -> dict[str, Any]:
         "outages": [outage.to_dict() for outage in run.outages.all],
         "policy": run.outages.policy,
         "spares": sum(not spare.gone for spare in roster.spares),
+        # What it could go on with where it waits for a word about that.
+        "smaller": str(rescue.smaller(run) or "") if run.state == "waiting" else "",
     }
 
 

@@ -14,6 +14,7 @@ const ICONS = {
 };
 ICONS.down = "M3 5h10l-5 6z";
 ICONS.gone = ICONS.stopped;
+ICONS.waiting = ICONS.warn;
 const SILENT_MS = 3000, CHARTS_MS = 350, NONE = "\u2013", STRATEGIES = ["data", "model", "pipeline", "hybrid", "none"];
 
 function make(tag, attrs = {}, ...kids) {
@@ -138,9 +139,10 @@ function render({ model, el }) {
     }
     put(nums.ranks.v, lost ? `${whole(s.alive)} / ${all}` : s.used < s.ranks ? t.some_of.replace("{some}", whole(s.used)).replace("{all}", all) : `${all} / ${all}`);
     set(nums.ranks, "title", lost || over || s.used === s.ranks ? "" : `${t.idle}: ${first.replace("{first}", s.used).replace("{last}", s.ranks - 1)}`);
-    if (changed("lost", lost)) {
+    const spares = (!over && s.faults?.spares) || 0;
+    if (changed("lost", [lost, spares])) {
       nums.ranks.classList.toggle("wb-lost", lost);
-      nums.ranks.u.replaceChildren(...(lost ? [icon("warn")] : []));
+      nums.ranks.u.replaceChildren(...(lost ? [icon("warn")] : []), spares ? ` +${spares} ${t.spare}` : "");
     }
     if (changed("metrics", [s.metrics, s.metrics_step]))
       metrics.replaceChildren(...Object.entries(s.metrics || {}).slice(0, 2).map(([name, value]) => {
@@ -225,7 +227,7 @@ function render({ model, el }) {
   const figures = () => load(model).then(async (it) => {
     if (!board) {
       stage.replaceChildren();
-      parts = [it.parts.options(options, kit)];
+      parts = [it.parts.options(options, kit), it.parts.rescue(controls, kit)];
       board = it.parts.figures(stage, chooser, root, body, kit);
       board.arrange(redraw);
     }

@@ -22,6 +22,7 @@ ON_REQUEST = (
     "lists.js",
     "tables.js",
     "options.js",
+    "faults.js",
     "layout.js",
     "timeline.js",
     "charts.js",

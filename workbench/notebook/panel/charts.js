@@ -62,15 +62,18 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
       const near = steps.findIndex((step) => step >= m.step);
       if (m.cost && near >= 0) dots.push([m.step, values[near], plain([m.label, m.layout, m.cost].filter(Boolean).join(": "))]);
     }
-    return { dots, rows, labels: labels.map(label), shapes: marks.map((m) => ({ type: "line", x0: m.step, x1: m.step, yref: "paper", y0: 0, y1: 1 + row * (labels.find((it) => it.m === m)?.row || 0), line: { color: ink, width: 1.5, dash: "dot" } })) };
+    return { dots, rows, labels: labels.map(label), shapes: marks.map((m) => ({ type: "line", x0: m.step, x1: m.step, yref: "paper", y0: 0, y1: 1 + row * (labels.find((it) => it.m === m)?.row || 0), line: { color: m.kind === "fault" ? look.colour("red") : ink, width: 1.5, dash: m.kind === "fault" ? "solid" : "dot" } })) };
   }
+  // What was left behind by going back: faint, its end marked.
+  const left = (s, key, name) => (s.branches || []).map((it) => ({ x: it.step, y: it[key], mode: "lines+markers", opacity: 0.45, line: { color: look.colour(name), width: look.px / 8, dash: "dot" },
+    marker: { symbol: "x", color: look.ink, size: it.step.map((_, at) => (at === it.step.length - 1 ? look.px / 1.7 : 0)) }, hovertemplate: `%{y}<extra>${fill(t.branch, { step: it.step[it.step.length - 1], layout: it.layout })}</extra>` }));
   function line(s, fig, name, key, y, unit) {
     pen();
-    const { px, colour, ink } = look, steps = s.curve.step || [], end = reach(steps[steps.length - 1] ?? 0, s.goal);
+    const { px, colour, ink } = look, steps = s.curve.step || [], furthest = Math.max(0, steps[steps.length - 1] ?? 0, ...(s.branches || []).map((it) => it.step[it.step.length - 1])), end = reach(furthest, s.goal);
     const values = s.curve[key] || [], any = values.some((v) => v != null), few = steps.length < 12;
     const { dots, labels, shapes, rows } = any ? marked(s, values, steps, end, fig) : { dots: [], labels: [], shapes: [] };
     draw(fig, [{ x: steps, y: values, mode: few ? "lines+markers" : "lines", line: { color: colour(name), width: px / 6.5 }, marker: { size: px / 2.2 }, connectgaps: false, hovertemplate: `%{y}${unit}<extra>${t.step} %{x:,}</extra>` },
-      { x: dots.map((d) => d[0]), y: dots.map((d) => d[1]), text: dots.map((d) => d[2]), mode: "markers", marker: { size: px / 1.7, color: colour("paper"), line: { color: ink, width: px / 8 } }, hovertemplate: "%{text}<extra></extra>" }],
+      { x: dots.map((d) => d[0]), y: dots.map((d) => d[1]), text: dots.map((d) => d[2]), mode: "markers", marker: { size: px / 1.7, color: colour("paper"), line: { color: ink, width: px / 8 } }, hovertemplate: "%{text}<extra></extra>" }, ...left(s, key, name)],
       { name: t.step, range: [0, end], tickformat: ",d", nticks: 6 }, any ? y : { range: [0, 1], showticklabels: false, showgrid: false },
       any ? { shapes, annotations: labels, rows } : blank(t.no_steps));
   }

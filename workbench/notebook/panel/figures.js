@@ -1,7 +1,7 @@
 // The figures of a panel: which are chosen, which one has the whole panel, and when each is drawn.
 const CHOSEN = ["loss", "rate", "time", "layout", "timeline", "checkpoints", "events"], STORE = "workbench-figures";
 // By kind: the least width in em, and the figures in order.
-const KINDS = { small: [19, ["loss", "rate", "time", "layout", "memory"]], wide: [1000, ["timeline"]], table: [40, ["comms", "engines", "checkpoints", "events"]] };
+const KINDS = { small: [19, ["loss", "rate", "time", "layout", "memory"]], wide: [1000, ["timeline"]], table: [40, ["comms", "engines", "faults", "checkpoints", "events"]] };
 
 function remembered() {
   try { return JSON.parse(localStorage.getItem(STORE)) || CHOSEN; } catch { return CHOSEN; }
@@ -9,7 +9,7 @@ function remembered() {
 
 export function figures(el, chooser, root, body, kit) {
   const { make, put, set, button, t } = kit, fig = {}, boxes = {}, toggles = {};
-  let chosen = new Set(remembered()), one = "", redraw = () => {}, packed, sample;
+  let chosen = new Set(remembered()), one = "", redraw = () => {}, packed, sample, hadFaults = false;
 
   function figure(name, kind) {
     const head = make("span", { class: "wb-title" }, t[`${name}_title`]), sub = make("span", { class: "wb-sub" }), keys = make("span", { class: "wb-legend" }), tools = make("span", { class: "wb-tools" });
@@ -78,13 +78,22 @@ export function figures(el, chooser, root, body, kit) {
     if (short.length) arrange();
   }
 
-  const lists = [checkpoints(fig.checkpoints, kit), events(fig.events, kit)];
-  const drawings = { layout: layout(fig.layout, kit), timeline: timeline(fig.timeline, kit, () => one === "timeline"), comms: comms(fig.comms, kit), engines: engines(fig.engines, kit), ...charts(fig, root, body, kit) };
+  // The first fault brings its figure, which may be sent away again.
+  function appear(s) {
+    if (hadFaults || !(s.outages?.length || s.state === "waiting")) return;
+    hadFaults = true;
+    chosen.add("faults");
+    arrange();
+  }
+
+  const lost = faults(fig.faults, kit), lists = [checkpoints(fig.checkpoints, kit), events(fig.events, kit), lost.command];
+  const drawings = { layout: layout(fig.layout, kit), timeline: timeline(fig.timeline, kit, () => one === "timeline"), comms: comms(fig.comms, kit), engines: engines(fig.engines, kit), faults: lost.draw, ...charts(fig, root, body, kit) };
   arrange();
   return {
     command: (s, may) => lists.forEach((list) => list(s, may)),
     // What needs no plotly is there at once.
     draw: (s) => {
+      appear(s);
       if (packed !== s.sample) sample = unpacked((packed = s.sample));
       const now = { ...s, sample };
       Object.entries(drawings).forEach(([name, drawing]) => !fig[name].hidden && (window.Plotly || !drawing.plotly) && drawing(now));

@@ -13,13 +13,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.notebook.panel import many
+from workbench.notebook.panel import many, outages
 
 EVENTS_SHOWN = 60
 DIGITS = 5
 # In the order of the page's PARTS; a span names its part by its place here.
 PARTS = ("forward", "backward", "optimizer", "data", "wire", "idle", "other")
-LISTS = ("choices", "places", "stages", "checkpoints", "events", "marks", "memory")
+LISTS = ("choices", "places", "stages", "checkpoints", "events", "marks", "memory", "branches")
 # Sent by itself.
 SAMPLE = "sample"
 
@@ -33,6 +33,8 @@ def frame(snapshot: Mapping[str, Any]) -> bytes:
     if len(engines) > many.MOST:
         engines = many.troubled_first(engines)
     kept["used"] = used(snapshot)
+    # Its outages are in the lists.
+    kept["faults"] = {k: v for k, v in (kept.get("faults") or {}).items() if k != "outages"}
     kept["by_rank"] = [_rounded(row) for row in rows]
     kept["engines"] = [_rounded(row) for row in engines]
     kept["curve"] = {
@@ -59,6 +61,7 @@ def lists(snapshot: Mapping[str, Any]) -> bytes:
         for choice in kept["choices"]
     ]
     kept["events"] = list(kept["events"])[-EVENTS_SHOWN:]
+    kept["outages"] = outages.shown(snapshot.get("faults"))
     if len(kept["memory"]) > many.MOST:
         kept["memory"] = [many.fullest(group) for group in many.groups(kept["memory"])]
     if len(kept["places"]) > many.MOST:

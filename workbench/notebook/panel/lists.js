@@ -5,21 +5,22 @@ function age(s, t) {
 }
 
 function checkpoints(fig, { make, put, set, button, send, changed, whole, beat, t }) {
-  const rows = make("tbody"), none = make("p", {}, t.no_checkpoints);
+  const rows = make("tbody"), none = make("p"), cost = (c) => (c.stall_ms == null ? "" : fill(t.save_cost, { stall: ms(c.stall_ms), write: ms(c.write_ms) }));
   fig.plot.append(none, make("table", {}, rows));
   const row = (c) => {
     const restore = button("restore", t.restore), when = make("td", { class: "wb-when" });
     restore.press = () => send("restore", { what: c.name });
-    restore.setAttribute("aria-label", `${t.restore} ${c.name}`);
+    restore.setAttribute("aria-label", fill(t.restore_to, { name: c.name }));
     when.time_s = c.time_s;
     return make("tr", {}, make("td", { class: "wb-name" }, c.name), make("td", {}, `${t.step} ${whole(c.step)}`), when,
-      make("td", {}, size(c.bytes)), make("td", { class: "wb-layout" }, c.layout || ""), make("td", {}, restore));
+      make("td", {}, size(c.bytes)), make("td", { class: "wb-costs" }, cost(c)), make("td", { class: "wb-layout" }, c.layout || ""), make("td", {}, restore));
   };
   return (s, may) => {
     if (changed("saved", s.checkpoints)) rows.replaceChildren(...[...s.checkpoints].reverse().map(row));
     for (const when of rows.querySelectorAll(".wb-when")) put(when, age(beat() - when.time_s, t));
     for (const one of rows.querySelectorAll("button")) set(one, "aria-disabled", !may("restore"));
-    none.hidden = s.checkpoints.length > 0;
+    put(none, s.saving ? fill(t.saving, { name: s.saving }) : t.no_checkpoints);
+    none.hidden = s.checkpoints.length > 0 && !s.saving;
   };
 }
 

@@ -36,6 +36,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "save": (),
     "restore": ("what",),
     "switch": ("strategy", "ranks", "shard", "by", "microbatches", "schedule", "dp", "pp", "tp"),
+    "recover": ("how",),
+    "policy": ("on_loss",),
 }
 FIGURES = "figures"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

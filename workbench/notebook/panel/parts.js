@@ -7,7 +7,7 @@ const partsOf = (rows) => (rows.some((row) => row.wire_ms == null) ? PLAIN : PAR
 const HATCH = { wire: ["/", "hatch"], comm: ["/", "hatch"], data: [".", "dot"], other: ["x", "cross"] };
 const legend = (make, t, parts) => parts.map((part) => make("span", {}, make("i", { class: `wb-hue-${part}` }), t[`part_${part}`]));
 const fill = (text, values) => Object.entries(values).reduce((done, [name, value]) => done.replace(`{${name}}`, value), text);
-const ms = (x) => (x == null ? "\u2013" : `${x >= 100 ? Math.round(x) : x >= 1 ? x.toPrecision(3) : x ? x.toFixed(3) : 0} ms`);
+const ms = (x) => (x == null ? "\u2013" : x >= 1e4 ? `${(x / 1e3).toFixed(1)} s` : `${x >= 100 ? Math.round(x) : x >= 1 ? x.toPrecision(3) : x ? x.toFixed(3) : 0} ms`);
 const percent = (x) => (x == null ? "\u2013" : `${x > 0 && x < 0.01 ? (100 * x).toFixed(1) : Math.round(100 * x)} %`);
 function size(n) {
   if (n == null) return "\u2013";

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.notebook.panel import many
+from workbench.notebook.panel import many, outages
 from workbench.notebook.panel.frame import PARTS, used
+from workbench.notebook.panel.texts import en
 from workbench.spec.formats import digits, percent, rate, size
 
 POINTS = 240
@@ -44,7 +45,7 @@ HATCH = (
 
 
 def as_text(snapshot: Mapping[str, Any]) -> str:
-    """Four lines: state and step, loss and metrics, speed, checkpoints."""
+    """Four lines: state and step, loss and metrics, speed, checkpoints; a fifth after a fault."""
     metrics = "".join(
         f", {name} {digits(value)}" for name, value in (snapshot["metrics"] or {}).items()
     )
@@ -61,6 +62,7 @@ def as_text(snapshot: Mapping[str, Any]) -> str:
             f"{percent(snapshot['comm'])} of a step in communication, "
             f"{percent(snapshot.get('idle'))} idle",
             f"{count}{last}",
+            *filter(None, [outages.counts(snapshot.get("faults") or {}, en.TEXTS)]),
         )
     )
 
@@ -81,6 +83,7 @@ def as_html(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
         _figure(texts["time_title"], _bars(snapshot["by_rank"] or [], texts)),
         "</div>",
         _timeline(snapshot.get("sample"), texts),
+        outages.as_html(snapshot.get("faults"), texts),
         _checkpoints(snapshot["checkpoints"], texts),
         f'<div style="opacity:.7">{escape(texts["snapshot"])}</div>',
     ]
@@ -133,7 +136,8 @@ def _ranks(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
     is_whole = snapshot["alive"] == ranks or snapshot["state"] == "gone"
     if some < ranks and is_whole:
         return texts["some_of"].format(some=some, all=ranks)
-    return f"{snapshot['alive']} / {ranks}"
+    spares = (snapshot.get("faults") or {}).get("spares", 0)
+    return f"{snapshot['alive']} / {ranks}" + (f" +{spares} {texts['spare']}" if spares else "")
 
 
 def _figure(title: str, drawing: str, width: int = WIDTH, height: int = HEIGHT) -> str:

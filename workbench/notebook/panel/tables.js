@@ -31,7 +31,7 @@ function comms(fig, kit) {
   const show = grid(fig, kit, [
     text(t.axis, (c) => c.axis), text(t.operation, (c) => c.op), text(t.count, (c) => `${whole(c.count)}\u00d7`), text(t.bytes, (c) => size(c.bytes)),
     { head: t.time_a_step, wide: true, show: (td, c) => bars(td, WAYS.map((way) => [`wb-way-${way}`, c[`${way}_ms`] / longest]), "", kit) },
-    ...WAYS.map((way) => text([make("i", { class: `wb-key wb-way-${way}` }), t[way]], (c) => ms(c[`${way}_ms`]))),
+    ...WAYS.map((way) => text([make("i", { class: `wb-key wb-way-${way}` }), t[`way_${way}`]], (c) => ms(c[`${way}_ms`]))),
     text(t.bandwidth, (c) => (c.bus_gbps == null ? "\u2013" : `${size(1e9 * c.bus_gbps)}/s`)),
   ]);
   return (s) => {

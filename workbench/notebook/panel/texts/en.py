@@ -3,6 +3,8 @@
 # The driver's own words are English: events as spec.events has them, marks in curves.
 EVENTS: dict[str, str] = {}
 MARKS: dict[str, str] = {}
+# Regular expressions and what is said for them, of who took a place and where the state came from.
+PHRASES: dict[str, str] = {}
 
 TEXTS = {
     # states
@@ -13,12 +15,14 @@ TEXTS = {
     "stopped": "Stopped",
     "failed": "Failed",
     "gone": "Ended",
+    "waiting": "Waiting",
     # numbers
     "step": "step",
     "loss": "loss",
     "throughput": "throughput",
     "communication": "communication",
     "ranks": "ranks",
+    "spare": "spare",
     "lossy": "approximate",
     "measured_at": "measured at step",
     "last_of": "last {name}",
@@ -32,7 +36,8 @@ TEXTS = {
     "one_step": "Step",
     "stop": "Stop",
     "save": "Save checkpoint",
-    "restore": "Restore",
+    "restore": "Go back",
+    "restore_to": "Go back to {name}",
     "strategy": "Strategy",
     "strategy_data": "Data",
     "strategy_model": "Model",
@@ -50,13 +55,18 @@ TEXTS = {
     "shard_true": "Sharded",
     "by_layers": "Between layers",
     "by_tensor": "Inside layers",
+    "recover_replace": "Replace",
+    "recover_shrink": "Go on smaller",
+    "no_smaller": "Only data parallelism goes on with fewer ranks.",
     # a command on its way
     "busy_resume": "Resuming.",
     "busy_pause": "Pausing at the next step boundary.",
     "busy_step": "Taking one step.",
     "busy_stop": "Stopping after this step.",
     "busy_save": "Saving a checkpoint.",
-    "busy_restore": "Restoring {what}.",
+    "busy_restore": "Going back to {what}.",
+    "busy_recover": "Bringing back what was lost.",
+    "busy_policy": "Choosing what happens after a loss.",
     "busy_switch": "Switching to {strategy} at the next step boundary.",
     # figures
     "figures": "Figures",
@@ -133,9 +143,9 @@ TEXTS = {
     "bytes": "bytes",
     "time_a_step": "time",
     "bandwidth": "bus bandwidth",
-    "exposed": "exposed",
-    "waiting": "waiting",
-    "overlapped": "overlapped",
+    "way_exposed": "exposed",
+    "way_waiting": "waiting",
+    "way_overlapped": "overlapped",
     "no_comms": "No rank talks to another under this layout.",
     # engines
     "engines_title": "Engines",
@@ -152,8 +162,36 @@ TEXTS = {
     "gpu_memory": "GPU memory",
     "temperature": "temperature",
     "power": "power",
+    # faults
+    "faults_title": "Faults",
+    "fault_counts": "faults {faults}, steps lost {lost}, stood still {down}, goodput {goodput}",
+    "no_faults": "No rank was lost.",
+    "on_loss": "When a rank is lost",
+    "policy_replace": "Replace it",
+    "policy_shrink": "Go on smaller",
+    "policy_wait": "Wait",
+    "policy_replace_more": "A spare takes its place ({spares} there), else a fresh process.",
+    "policy_shrink_more": "A spare takes its place ({spares} there), else the others go on alone "
+    "under data parallelism.",
+    "policy_wait_more": "A spare takes its place ({spares} there), else you say what to do.",
+    "fault": "fault",
+    "until_step": "until the next step",
+    "phase_free": "others freed",
+    "phase_again": "waited",
+    "phase_filled": "place filled",
+    "phase_met": "met again",
+    "phase_state": "state moved",
+    "phase_step": "first step",
+    "altogether": "together",
+    "state_from": "state from {source}",
+    "steps_lost": "steps lost: {lost}",
+    "at_step": "step {step}",
+    "not_over": "not over yet",
+    "branch": "left at step {step}, {layout}",
     # lists
     "checkpoints_title": "Checkpoints",
+    "save_cost": "stood {stall}, written in {write}",
+    "saving": "{name} is being written.",
     "no_checkpoints": "None yet. Save checkpoint writes one between two steps.",
     "events_title": "Events",
     "no_events": "Nothing yet.",

@@ -1,0 +1,67 @@
+"""Faults in the panel in real JupyterLab: what is shown of them, what is asked, going back."""
+
+from __future__ import annotations
+
+from lab import Lab
+from test_panel import CUT, SETUP, WAIT_MS, drawn, press, wait_for
+
+SPARE = """
+run.change(faults={**run.snapshot()["faults"], "spares": 1})
+"""
+LOSE = "run.advance(9); run.lose(2, filled=''); run.change(alive=3)"
+ROWS = """() => [...document.querySelectorAll('.wb-of-faults tbody tr')].map(
+  (tr) => [...tr.children].filter((cell) => !cell.hidden).map((cell) => cell.innerText.trim()))"""
+LINES = "() => document.querySelector('.wb-of-loss .wb-plot').layout.shapes.map(s => s.line.dash)"
+ENDS = """() => document.querySelector('.wb-of-loss .wb-plot').data.slice(2)
+  .map(({x, mode, opacity}) => [x[0], x[x.length - 1], opacity < 1])"""
+
+
+def test_a_rank_is_lost_and_the_user_says_what_to_do(lab: Lab):
+    told = "\nrun.commands"
+    lab.open(lab.write("faults.ipynb", (SETUP + SPARE, "panel", LOSE, told)))
+    assert lab.run(0)
+    assert lab.run(1)
+    drawn(lab)
+    panel = lab.cell(1)
+    wait_for(lab, ".wb-number:last-child", "+1 spare")
+    assert not panel.locator(".wb-of-faults").is_visible()
+    assert not panel.get_by_role("button", name="Replace", exact=True).is_visible()
+
+    assert lab.run(2)
+    wait_for(lab, ".wb-pill", "Waiting")
+    wait_for(lab, ".wb-of-faults tr", "rank 2: its process was killed by SIGKILL")
+    small = panel.get_by_role("button", name="Go on smaller", exact=True).first
+    assert small.get_attribute("aria-disabled") == "true"
+    assert "data parallelism" in (small.get_attribute("title") or "")
+    press(lab, "Replace")
+    wait_for(lab, ".wb-pill", "Running")
+    lab.page.wait_for_function(f"() => ({ROWS})()[0].includes('20.2 s')", timeout=WAIT_MS)
+    (row,) = lab.page.evaluate(ROWS)
+    assert "a fresh one is rank 1" in row[0]
+    # Freed, waited for the user, filled, met, state, first step, together.
+    assert row[2:] == ["20.0 ms", "20.0 s", "5.00 ms", "85.0 ms", "50.0 ms", "40.0 ms", "20.2 s"]
+    assert lab.page.evaluate(LINES) == ["solid"]
+    assert lab.page.evaluate(CUT) == []
+
+    press(lab, "Wait")
+    wait_for(lab, ".wb-explained", "else you say what to do")
+    assert lab.run(3)
+    asked = lab.output(3)
+    assert "('recover', {'how': 'replace'}), ('policy', {'on_loss': 'wait'})" in asked
+    assert lab.complaints == []
+
+
+def test_going_back_leaves_a_branch(lab: Lab):
+    cells = ("panel", "run.ask('save').result(); run.advance(40)", "run.advance(7)")
+    lab.open(lab.write("back.ipynb", (SETUP, *cells)))
+    for index in range(3):
+        assert lab.run(index)
+    drawn(lab, points=177)
+    wait_for(lab, ".wb-of-checkpoints tr", "stood 3.10 ms, written in 41.0 ms")
+    press(lab, "Go back to step-137")
+    press(lab, "Pipeline")
+    assert lab.run(3)
+    lab.page.wait_for_function(
+        f"() => JSON.stringify(({ENDS})()) === '[[137,177,true]]'", timeout=WAIT_MS
+    )
+    assert lab.complaints == []

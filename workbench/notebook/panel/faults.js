@@ -1,0 +1,68 @@
+// Faults: what was lost, how it was brought back, and what is done about the next loss.
+const PHASES = ["free", "again", "filled", "met", "state", "step"], ON_LOSS = ["replace", "shrink", "wait"];
+// One button a policy, and what the one that is on means.
+function policies({ make, set, put, button, send, t }) {
+  const about = make("span", { class: "wb-explained" });
+  const all = ON_LOSS.map((name) => {
+    const one = button("policy", t[`policy_${name}`]);
+    one.press = () => one.getAttribute("aria-pressed") !== "true" && send("policy", { on_loss: name });
+    return Object.assign(one, { policy: name });
+  });
+  const row = make("div", { class: "wb-policy" }, make("span", { class: "wb-label" }, t.on_loss), make("div", { class: "wb-segments", role: "group", "aria-label": t.on_loss }, ...all), about);
+  row.show = (s, may) => {
+    const now = s.faults?.policy;
+    for (const one of all) {
+      set(one, "aria-pressed", one.policy === now);
+      set(one, "aria-disabled", !may("policy"));
+    }
+    put(about, now ? fill(t[`policy_${now}_more`], { spares: s.faults.spares }) : "");
+  };
+  return row;
+}
+const counted = (faults, t) => fill(t.fault_counts, { faults: faults.faults, lost: faults.lost_steps, down: seconds(faults.downtime_s), goodput: percent(faults.goodput) });
+const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : s < 120 ? `${s.toFixed(1)} s` : `${Math.round(s / 60)} min`);
+
+function faults(fig, kit) {
+  const { make, put, set, t } = kit, row = policies(kit);
+  let longest = 1, latest;
+  fig.plot.append(row);
+  const text = (head, show, off) => ({ head, off, show: (td, o) => put(td, show(o)) });
+  const of = (o, phase) => o.phases[phase];
+  const said = (td, o) => {
+    set(td, "class", "wb-why");
+    if (!td.firstChild) td.append(make("b"), make("small"));
+    put(td.firstChild, o.why);
+    const after = o.is_over ? [o.filled, o.source && fill(t.state_from, { source: o.source }), fill(t.steps_lost, { lost: o.lost_steps })] : [t.not_over];
+    put(td.lastChild, [new Date(1000 * o.time_s).toLocaleTimeString("en-GB"), fill(t.at_step, { step: kit.whole(o.step) }), ...after].filter(Boolean).join(" \u00b7 "));
+  };
+  const show = grid(fig, kit, [
+    { head: t.fault, show: said },
+    { head: t.until_step, wide: true, show: (td, o) => bars(td, PHASES.filter((it) => it !== "again").map((it) => [`wb-phase-${it}`, (of(o, it) || 0) / longest]), "", kit) },
+    ...PHASES.map((it) => text([make("i", { class: `wb-key wb-phase-${it}` }), t[`phase_${it}`]], (o) => ms(of(o, it)), (all) => it === "again" && !all.some((o) => of(o, it)))),
+    text(t.altogether, (o) => (o.is_over ? ms(o.took_ms) : "\u2026")),
+  ]);
+  const draw = (s) => {
+    const found = [...(s.outages || [])].reverse();
+    longest = Math.max(1e-9, ...found.map((o) => o.took_ms - (of(o, "again") || 0)));
+    put(fig.sub, s.faults?.faults ? counted(s.faults, t) : "");
+    show(found, found.length ? "" : t.no_faults);
+  };
+  return { draw, command: (s, may) => row.show(s, may) };
+}
+
+// What a run that waits asks: shown among the controls, and only then.
+export function rescue(controls, { make, set, button, send, t }) {
+  const ways = ["replace", "shrink"].map((how) => {
+    const one = button("recover", t[`recover_${how}`], how === "replace" ? "running" : "", how === "replace" ? "go" : "");
+    one.press = () => send("recover", { how });
+    return one;
+  });
+  const box = make("div", { class: "wb-group wb-rescue", role: "group", "aria-label": t.waiting }, ...ways);
+  controls.prepend(box);
+  return (s, may) => {
+    box.hidden = s.state !== "waiting";
+    const smaller = s.faults?.smaller;
+    ways.forEach((one, at) => set(one, "aria-disabled", !may("recover") || (at && !smaller)));
+    set(ways[1], "title", smaller || t.no_smaller);
+  };
+}
