@@ -16,7 +16,7 @@ from workbench.errors import InputError
 from workbench.spec.near import unknown
 
 # Values of events that the driver says in words.
-PHRASED = ("ranks", "filled", "source")
+PHRASED = ("ranks", "who", "filled", "source")
 
 
 class Language:

@@ -219,17 +219,17 @@ EVENTS = {
     "lost": "{ranks} 在第 {step} 步丢失：{why}",
     "recovered": "从第 {step} 步继续：{filled}，状态来自{source}，"
     "丢失 {lost} 步，用时 {took_ms} ms",
-    "halted": "进程 {ranks}：已停止 {for_s} 秒（SIGSTOP 或调试器）。"
+    "halted": "{who}：已停止 {for_s} 秒（SIGSTOP 或调试器）。"
     "SIGCONT 使其继续，%dist_replace {rank} 替换它。",
-    "halted_awaited": "进程 {ranks}：已停止 {for_s} 秒（SIGSTOP 或调试器）；等待它的：{waiting}。"
+    "halted_awaited": "{who}：已停止 {for_s} 秒（SIGSTOP 或调试器）；等待它的：{waiting}。"
     "SIGCONT 使其继续，%dist_replace {rank} 替换它。",
-    "busy": "进程 {ranks}：{for_s} 秒后仍在 {phase}{place}。"
+    "busy": "{who}：{for_s} 秒后仍在 {phase}{place}。"
     "%dist_interrupt 中断此步，%dist_replace {rank} 替换该进程。",
-    "busy_awaited": "进程 {ranks}：{for_s} 秒后仍在 {phase}{place}；等待它的：{waiting}。"
+    "busy_awaited": "{who}：{for_s} 秒后仍在 {phase}{place}；等待它的：{waiting}。"
     "%dist_interrupt 中断此步，%dist_replace {rank} 替换该进程。",
     "deadlock": "各进程互相等待已 {for_s} 秒：{standing}。%dist_interrupt 中断此步。",
-    "moves_again": "进程 {ranks}：{for_s} 秒后恢复运行，没有丢失任何内容",
-    "stall_ends": "进程 {ranks}：{for_s} 秒后按 --on-stall 执行 {policy}",
+    "moves_again": "{who}：{for_s} 秒后恢复运行，没有丢失任何内容",
+    "stall_ends": "{who}：{for_s} 秒后按 --on-stall 执行 {policy}",
     "switched": "自第 {step} 步起为{strategy}（{layout}），用时 {took_ms} ms，移动 {moved}",
 }
 MARKS = {
