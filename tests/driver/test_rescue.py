@@ -115,6 +115,40 @@ def test_the_one_that_took_the_place_is_lost_as_well(clusters, tmp_path):
     is_undisturbed(run)
 
 
+EVALUATED = """
+
+def evaluate(model):
+    import os, pathlib
+    marker = pathlib.Path({marker!r})
+    if rank == 1 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), 9)
+    return {{"one": 1.0}}
+"""
+
+
+@pytest.mark.parametrize("ask", ["", "step", "evaluate", "profile", "switch", "save"])
+def test_in_a_command_which_is_then_done(clusters, tmp_path, ask):
+    """The rank dies when the metrics are taken; at the goal, or where a command asks for them."""
+    engines = clusters(2, spares=1)
+    cell = CELL + EVALUATED.format(marker=str(tmp_path / "died"))
+    run = engines.train(cell=cell, steps=STEPS, directory=tmp_path, start=not ask)
+    if ask == "step":
+        assert run.step(STEPS) == STEPS
+    elif ask == "evaluate":
+        assert run.evaluate() == {"one": 1.0}
+        run.resume()
+    elif ask:
+        (tmp_path / "died").touch()
+        os.kill(engines.ranks[1]["pid"], signal.SIGKILL)
+        args = {"profile": [tmp_path / "deep.json"], "switch": ["fsdp2"], "save": ["mine"]}
+        getattr(run, ask)(*args[ask])
+        run.resume()
+    wait_until(lambda: run.state == "finished" or (ask == "step" and run.step_now == STEPS))
+    is_undisturbed(run)
+    assert faults(run)["faults"] == 1
+
+
 def test_while_paused(clusters, tmp_path):
     engines = clusters(2, spares=1)
     run = engines.train(cell=CELL, steps=STEPS, directory=tmp_path, start=False)

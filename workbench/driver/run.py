@@ -253,6 +253,14 @@ class Run(Asked, Readings):
         replies = feeder.next_slice()
         if replies is not None:
             self.book(replies)
+        elif self.step_now >= self.goal:  # a rank was lost on the last few meters
+            self._finish()
+
+    def _finish(self) -> None:
+        commands.measure(self)
+        self.saving.finish()
+        self.happened("finished", step=self.step_now)
+        self.set_state("finished")
 
     def _act(self, verb: str, how: dict, future: Future) -> None:
         if verb == "end":
@@ -328,10 +336,7 @@ class Run(Asked, Readings):
         if self.saving.is_step() and not self.feeder.in_flight:
             self.saving.by_itself()
         if ending and self.step_now >= self.goal and not self.feeder.in_flight:
-            commands.measure(self)
-            self.saving.finish()
-            self.happened("finished", step=self.step_now)
-            self.set_state("finished")
+            self._finish()
         self._bump()
 
     def fail(self, error: WorkbenchError) -> None:

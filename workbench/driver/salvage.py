@@ -41,6 +41,9 @@ def settle(run: Run) -> None:
     for member, future in waiting:
         if not _answers(future, end_s) and not member.gone:
             engines.end_process(member)
+    for member in members:
+        if member.is_stuck() and not member.gone:
+            engines.end_process(member)
     if not slices:
         run.outages.leftover = []
         return
