@@ -95,6 +95,21 @@ class Asked:
         """What happens when a rank is lost and no spare is there: spec.policies.ON_LOSS."""
         return self._result("policy", on_loss=on_loss)
 
+    def wake(self) -> None:
+        """Let ranks that a fault has stopped go on."""
+        raise NotImplementedError
+
+    def inject(
+        self, kind: str, *, rank: int | None = None, at_step: int | None = None, **how: Any
+    ) -> dict[str, Any]:
+        """Have a rank go wrong, once, at a step to come; how: the rest of spec.fault.Fault."""
+        return self._result("inject", kind=kind, rank=rank, at_step=at_step, **how)
+
+    def clear_faults(self) -> int:
+        """Forget the faults that wait, end those that last -> how many that were."""
+        self.wake()
+        return self._result("clear_faults")
+
     def evaluate(self) -> dict[str, float]:
         """The recipe's metrics now."""
         return self._result("evaluate")

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import checkpoints, exports, files, rescue, runs, trace
+from workbench.driver import checkpoints, exports, faults, files, rescue, runs, trace
 from workbench.errors import CheckpointError, InputError, LayoutError, WorkbenchError
 from workbench.spec import policies
 from workbench.spec.formats import size
@@ -191,6 +191,18 @@ def policy(run: Run, on_loss: str) -> str:
     return on_loss
 
 
+def inject(
+    run: Run, kind: str, *, rank: int | None = None, at_step: int | None = None, **how: Any
+) -> dict[str, Any]:
+    """Let a fault wait for its step -> what there is to say of it."""
+    return run.faults.arm(faults.wanted(run, kind, rank, at_step, how))
+
+
+def clear_faults(run: Run) -> int:
+    """No fault waits any more, and none lasts."""
+    return run.faults.clear()
+
+
 def switch(
     run: Run, strategy: str | None = None, *, ranks: int | None = None, **options: Any
 ) -> int:
@@ -305,6 +317,6 @@ def check_count(name: str, value: object) -> None:
 
 _VERBS = (
     hold, look, pause, resume, step, profile, stop, save, restore, switch, export, evaluate,
-    recover, policy,
+    recover, policy, inject, clear_faults,
 )  # fmt: skip
 VERBS = {verb.__name__: verb for verb in _VERBS}

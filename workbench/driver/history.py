@@ -97,6 +97,10 @@ class History:
         kept = [sample for sample in self.samples if sample["step"] <= step]
         self.samples = deque(kept, maxlen=SAMPLES_KEPT)
 
+    def last_loss(self) -> float | None:
+        """Of the last step of which it is known; None before."""
+        return next((loss for loss in reversed(self.loss) if not math.isnan(loss)), None)
+
     def curve(self) -> dict[str, list]:
         """At most CURVE_POINTS points of each curve; the first and the last step are among them."""
         return self._thinned(0, CURVE_POINTS)

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from workbench.driver import checkpoints, commands, recovery, rescue
 from workbench.driver.asked import Asked
 from workbench.driver.diary import Diary
+from workbench.driver.faults import Faults
 from workbench.driver.feeder import Feeder
+from workbench.driver.health import Health
 from workbench.driver.history import History
 from workbench.driver.outages import Outages
 from workbench.driver.readings import Readings
@@ -86,6 +88,8 @@ class Run(Asked, Readings):
         self.halt = threading.Event()
         self.feeder = Feeder(engines)
         self.saving = Saving(self)
+        self.faults = Faults(self)
+        self.health = Health()
         self.diary = Diary(directory)
         self.watch = Watch(self, about.get("on_stall", "wait"))
         self._thread = threading.Thread(target=self._serve, name=f"run-{self.name}", daemon=True)
@@ -106,6 +110,10 @@ class Run(Asked, Readings):
         self._thread.start()
         self.watch.start()
         self.look()
+
+    def wake(self) -> None:
+        """Let ranks that a fault has stopped go on, whatever the run does meanwhile."""
+        self.faults.wake()
 
     def lay_out(self, layout: Layout, replies: list[dict[str, Any]]) -> None:
         """The ranks hold the training under this layout, and said how."""
@@ -210,7 +218,8 @@ class Run(Asked, Readings):
         return totals(self)
 
     def __repr__(self) -> str:
-        loss = f", loss {self.history.loss[-1]:.4g}" if self.history.loss else ""
+        last = self.history.last_loss()
+        loss = f", loss {last:.4g}" if last is not None else ""
         told = f" - {self.message}" if self.message else ""
         return (
             f"<Run {self.name}: {self.state}, step {self.step_now:,} of {self.goal:,}{loss}{told}>"
@@ -324,6 +333,7 @@ class Run(Asked, Readings):
             self.outages.new_step()
         self.memory = [{"rank": reply["rank"], **reply["memory"]} for reply in replies]
         self.note_events()
+        self.health.look(self, replies, taken)
         errors = {reply["rank"]: reply["error"] for reply in replies if reply["error"]}
         if errors:
             recovery.recover(self, errors, replies)

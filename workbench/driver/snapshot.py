@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from workbench.driver.run import Run
 
 # What may be asked of a run in which state.
-ALWAYS = ("step", "profile", "save", "restore", "switch", "export", "recover", "policy")
+ALWAYS = (
+    "step", "profile", "save", "restore", "switch", "export", "recover", "policy", "inject",
+    "clear_faults",
+)  # fmt: skip
 ALLOWED = {
     "running": ("pause", *ALWAYS, "stop"),
     "paused": ("resume", *ALWAYS, "stop", "evaluate"),
@@ -37,7 +40,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "message": run.message,
         "step": run.step_now,
         "goal": run.goal,
-        "loss": history.loss[-1] if history.loss else None,
+        "loss": history.last_loss(),
         **now,
         "unit": f"{run.about['unit']}/s",
         "ranks": run.engines.num_ranks,
@@ -140,7 +143,7 @@ def totals(run: Run) -> dict[str, Any]:
     steps_per_s = history.timed_steps / history.wall_s if history.wall_s else None
     return {
         "loss_first": history.loss[0] if history.loss else None,
-        "loss_last": history.loss[-1] if history.loss else None,
+        "loss_last": history.last_loss(),
         "rate": steps_per_s and steps_per_s * history.units_per_step,
         "comm": history.comm_s / history.wall_s if history.wall_s else None,
         "idle": history.idle_s / history.wall_s if history.wall_s else None,

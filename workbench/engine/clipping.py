@@ -6,6 +6,7 @@ same elements, and one sum over all ranks gives the norm that a single process w
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -31,7 +32,8 @@ def clip(
     To be called on every rank of the layout, once the gradients are summed over the data-parallel
     ranks. holders: on how many ranks of the pp axis a parameter lies, by its name in `held`, where
     that is more than one. group: the ranks of the layout, all ranks when None. Parameters without
-    gradient are passed over. Same scale as torch.nn.utils.clip_grad_norm_.
+    gradient are passed over. Same scale as torch.nn.utils.clip_grad_norm_; a norm that is not
+    finite scales nothing.
     """
     is_cut = layout.pp * layout.dp_shard * layout.tp > 1
     by_copies: dict[int, list[Tensor]] = defaultdict(list)
@@ -49,7 +51,7 @@ def clip(
         dist.all_reduce(squares, group=group)
     norm = squares.sqrt().item()
     scale = max_norm / (norm + 1e-6)
-    if not scale >= 1:  # also for NaN, which a comparison would hide
+    if scale < 1 and math.isfinite(norm):  # else they stay, and tell where they are not
         for grads in by_copies.values():
             torch._foreach_mul_(grads, scale)
     return norm

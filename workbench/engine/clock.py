@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from workbench.engine import armed
 from workbench.engine.pulse import Pulse
 from workbench.spec.pulse import IDLE
 
@@ -177,6 +178,8 @@ class Clock:
         if self._is_on:
             self._marks.append((self._stamp(), kind, detail))
         self.pulse.at(kind, _told(kind, detail))
+        if self._is_on and (armed.waiting or armed.lasting):
+            armed.reached(kind, self.pulse.step)
         return before
 
     def back(self, before: tuple[str, Any] | None) -> None:

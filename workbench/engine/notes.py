@@ -185,7 +185,7 @@ def loss_note(recipe: Recipe, model: nn.Module) -> str:
         model.train()
     whole, again, halves = found[0], found[1], (found[2] + found[3]) / 2
     alike = 1e-4 * abs(whole)
-    if abs(whole - again) > alike or abs(whole - halves) <= alike:
+    if abs(whole - again) > alike or not abs(whole - halves) > alike:
         return ""
     return (
         f"The loss of {count} samples is {whole:.5g}, and the mean of their halves {halves:.5g}: "

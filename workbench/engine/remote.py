@@ -12,6 +12,7 @@ import torch
 
 from workbench.engine import checkpoint, flops, state
 from workbench.engine import recipe as recipes
+from workbench.engine.armed import arm, disarm
 from workbench.engine.arrival import (
     arrive,
     defined_by_cell,
@@ -44,8 +45,8 @@ from workbench.spec.records import COLUMNS
 
 # What is elsewhere.
 __all__ = [
-    "arrive", "begin_anew", "doing", "facts", "is_broken", "join", "leave", "prepare", "present",
-    "regroup", "reseed", "run_cell", "told",
+    "arm", "arrive", "begin_anew", "disarm", "doing", "facts", "is_broken", "join", "leave",
+    "prepare", "present", "regroup", "reseed", "run_cell", "told",
 ]  # fmt: skip
 
 
@@ -128,6 +129,7 @@ def run_slice(num_steps: int, follows: bool) -> dict:
     reply = {**where, "first": first, "step": trainer.step, "columns": columns}
     is_journaled = _here.journal is None or _here.journal.append(reply)
     _here.last = {"error": error, "sample": sample, "memory": trainer.memory()}
+    _here.last["skipped"] = trainer.finite.skipped()
     return {**reply, "is_journaled": is_journaled, **_here.last}
 
 

@@ -225,11 +225,7 @@ class Spread:
         return Direct(module, enter=enter, loss=loss, without_sync=without_sync, meter=self.meter)
 
     def settle_gradients(self) -> None:
-        """After the last backward pass: what the axes have not summed on the way.
-
-        Ends with all ranks of a pipeline together, so that either all of them take the step or
-        none does.
-        """
+        """After the last backward pass: what the axes have not summed on the way."""
         if self.layout.pp == 1:
             return
         params = [param for _, param in self.held.named_parameters() if param.requires_grad]
@@ -239,7 +235,25 @@ class Spread:
         named = dict(self.held.named_parameters())
         tied = self._tied().items()
         pp.sum_tied([(named[n], ranks) for n, ranks in tied if me in ranks], group)
-        dist.all_reduce(torch.zeros(1, device=self.device), group=group)
+
+    def agree(self, is_bad: bool) -> bool:
+        """Whether any of the ranks that hold other parts of the gradient met what it must not.
+
+        All ranks of a pipeline, and all that shard, are together then, so that either all of them
+        take the step or none does. Replicas have the same gradient, and know it by themselves.
+        """
+        layout = self.layout
+        if layout.pp * layout.dp_shard * layout.tp == 1:
+            return is_bad
+        group = self.group("pp") if layout.dp_shard * layout.tp == 1 else self.everyone
+        met = torch.full((1,), float(is_bad), device=self.device)
+        dist.all_reduce(met, group=group)
+        return bool(met)
+
+    @property
+    def everyone(self) -> dist.ProcessGroup | None:
+        """All ranks that train; None for one alone."""
+        return self._all.get_group() if self.layout.world_size > 1 else None
 
     def _tied(self) -> dict[str, list[int]]:
         """Parameters that several pipeline ranks hold, with those ranks."""
@@ -251,11 +265,10 @@ class Spread:
         }
         return {name: ranks for name, ranks in found.items() if len(ranks) > 1}
 
-    def clip(self, max_norm: float) -> None:
-        """Scale the gradients so that their norm over all axes is at most max_norm."""
+    def clip(self, max_norm: float) -> float:
+        """Scale the gradients so that their norm over all axes is at most max_norm -> it before."""
         holders = {name: len(ranks) for name, ranks in self._tied().items()}
-        group = self._all.get_group() if self.layout.world_size > 1 else None
-        clip(self.held, max_norm, self.layout, holders=holders, group=group)
+        return clip(self.held, max_norm, self.layout, holders=holders, group=self.everyone)
 
     def whole(self, pipeline: Pass) -> nn.Module:
         """The model to be called with any inputs; pipeline: what `ready` gave."""

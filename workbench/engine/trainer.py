@@ -25,6 +25,7 @@ from workbench.engine.axes import dp_replicate
 from workbench.engine.blueprint import Blueprint, Plan
 from workbench.engine.clock import DATA, OPTIMIZER
 from workbench.engine.data import mixed
+from workbench.engine.finite import Finite
 from workbench.engine.footprint import Saved, footprint
 from workbench.engine.held import Held
 from workbench.engine.micro import Micro, moved, padded
@@ -33,7 +34,7 @@ from workbench.engine.recipe import explain
 from workbench.engine.spread import Pass, Spread
 from workbench.engine.told import is_peer_gone, raised_by_us, raised_by_user
 from workbench.engine.world import World
-from workbench.errors import InputError, RecipeError, RunError
+from workbench.errors import InputError, RecipeError
 from workbench.spec.layout import Layout
 from workbench.spec.records import MARKER
 
@@ -55,6 +56,11 @@ class Trainer:
         self._loss = 0.0
         self._output: Any = None
         self._saved = Saved()
+        self.finite = Finite(
+            skips=self.plan.options.on_nan == "skip",
+            names=blueprint.names,
+            group=None if self.spread.is_idle else self.spread.everyone,
+        )
         self._num_taken = 0
 
     @property
@@ -130,6 +136,7 @@ class Trainer:
         meter.take()
         clock.begin(follows=follows)
         self._loss = 0.0
+        self.finite.begin()
         rounds = self._rounds()
         for index, places in enumerate(rounds):
             with clock.during(DATA):
@@ -215,12 +222,7 @@ class Trainer:
         """The microbatch's part of the step's loss."""
         self._output = output
         loss = self.plan.recipe.loss(output, micro.target)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise RunError(
-                f"The loss is {value} at step {self.step + 1:,}. The run stopped with the "
-                f"state of step {self.step:,}: try a lower learning rate or clip, or restore."
-            )
+        loss, value = self.finite.checked(loss, self.step + 1)
         self._output = None
         self._loss += value * micro.count / self.plan.recipe.batch
         self.world.meter.pulse.loss(self.step + 1, self._loss)
@@ -242,14 +244,28 @@ class Trainer:
         return torch.autocast(self.world.device.type, dtype=dtype)
 
     def _update(self) -> None:
-        if self.plan.options.clip is not None:
-            self.spread.clip(self.plan.options.clip)
+        if self._is_bad():
+            self.finite.left_out(self.held.named_parameters(), self.step + 1)
+            self.optimizer.zero_grad(set_to_none=True)
+            return
         lr = self.plan.recipe.lr
         if callable(lr):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr(self.step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.finite.taken()
+
+    def _is_bad(self) -> bool:
+        """Whether the step's loss or gradient is not finite, on any rank; clips where it is."""
+        clip = self.plan.options.clip
+        if clip is not None and self.layout.pp == 1:
+            return not math.isfinite(self.spread.clip(clip))  # a norm over all ranks
+        params = [param for _, param in self.held.named_parameters()]
+        is_bad = self.spread.agree(self.finite.is_bad(param.grad for param in params))
+        if not is_bad and clip is not None:
+            self.spread.clip(clip)
+        return is_bad
 
     def evaluate(self) -> dict[str, float]:
         """The recipe's metrics, computed alike on every rank; {} for a recipe without."""

@@ -59,6 +59,13 @@ EVENTS: dict[str, tuple[str, str]] = {
     ),
     "moves_again": ("info", "{who}: moves again after {for_s} s, nothing was lost"),
     "stall_ends": ("warning", "{who}: {policy} after {for_s} s, as --on-stall says"),
+    "skipped": ("warning", "step {step}: the {cause}, so its update was left out on all ranks"),
+    "diverging": (
+        "warning",
+        "The loss is {loss} at step {step}, for {steps} steps more than {factor} times its usual "
+        "{usual}: try a lower learning rate or clip, or restore.",
+    ),
+    "fault": ("warning", "fault injected: {fault}"),
     "switched": (
         "switch",
         "{strategy} ({layout}) from step {step} on, in {took_ms} ms, {moved} moved between ranks",

@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from workbench.errors import InputError
+from workbench.spec import policies
 
 PRECISIONS = ("fp32", "bf16")
 UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -23,7 +24,8 @@ class TrainOptions:
     save_every: steps between automatic saves, or a time such as "30s" or "5min", 0 for none. keep:
     of these the last so many stay, 0 for all; keep_every: and those of every so-manieth step, 0 for
     none. recompute: activation checkpointing, each block's activations computed again in the
-    backward pass instead of kept.
+    backward pass instead of kept. on_nan: what happens about a loss or gradient that is not finite,
+    see policies.ON_NAN.
     """
 
     steps: int = 100
@@ -37,6 +39,7 @@ class TrainOptions:
     keep: int = 0
     keep_every: int = 0
     recompute: bool = False
+    on_nan: str = "stop"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -67,6 +70,7 @@ class TrainOptions:
             raise InputError(f"recompute={self.recompute!r}: use True or False.")
         if not isinstance(self.size, (str, type(None))):
             raise InputError(f"size={self.size!r}: use text, such as the 'small' of pytext.")
+        policies.check("on_nan", self.on_nan, policies.ON_NAN)
         if self.precision not in PRECISIONS:
             raise InputError(f"precision={self.precision!r}: use one of {', '.join(PRECISIONS)}.")
 

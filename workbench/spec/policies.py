@@ -17,6 +17,11 @@ ON_STALL = {
     "interrupt": "break the step off; the state stays",
     "replace": "kill the process, as if it had been lost",
 }
+# For a loss or gradient that is not finite.
+ON_NAN = {
+    "stop": "the run stops with the state before the step",
+    "skip": "the step's update is left out, on all ranks",
+}
 
 
 def check(name: str, value: str, known: dict[str, str]) -> str:

@@ -22,6 +22,7 @@ def all_commands() -> tuple[type[Commands], ...]:
     from workbench.notebook.magics.audit import AuditMagics
     from workbench.notebook.magics.engines import EngineMagics
     from workbench.notebook.magics.export import ExportMagics
+    from workbench.notebook.magics.fault import InjectionMagics
     from workbench.notebook.magics.faults import FaultMagics
     from workbench.notebook.magics.on_ranks import CellMagics
     from workbench.notebook.magics.run import RunMagics
@@ -36,6 +37,7 @@ def all_commands() -> tuple[type[Commands], ...]:
         ExportMagics,
         TraceMagics,
         CellMagics,
-        AuditMagics,
         FaultMagics,
+        InjectionMagics,
+        AuditMagics,
     )

@@ -14,7 +14,7 @@ from workbench.notebook import show
 from workbench.notebook.line import from_line, layout_arguments, number, whole, whole_or_time, word
 from workbench.notebook.magics import Commands
 from workbench.spec.options import PRECISIONS, TrainOptions
-from workbench.spec.policies import ON_LOSS, ON_STALL
+from workbench.spec.policies import ON_LOSS, ON_NAN, ON_STALL
 from workbench.spec.strategy import STRATEGIES
 
 # Options that are called otherwise in Python.
@@ -58,6 +58,9 @@ class TrainMagics(Commands):
         action="store_true",
         default=None,
         help="activations again in the backward pass, instead of kept",
+    )
+    @argument(
+        "--on-nan", type=word, help=f"{' or '.join(ON_NAN)}: a loss or gradient not finite (stop)"
     )
     @argument("--size", type=word, help="for recipes that have sizes, e.g. small")
     @argument(
