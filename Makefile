@@ -4,6 +4,7 @@
 #   make demo     a whole training in the terminal: 4 ranks, save, restore (RANKS=2 for two)
 #   make test     lint and tests (T="tests/spec -k layout" for some of them)
 #   make lint     ruff, pyright and the import rules
+#   make soak     300 faults over a training (WORKBENCH_STORM_SEED=n for others)
 #   make bench    one measurement as JSON lines, e.g. make bench B=startup
 #   make clean    remove .venv
 #
@@ -30,7 +31,7 @@ RANKS ?= 4
 T ?= tests
 ROOT_MAY := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: battery help install lab demo test lint bench clean
+.PHONY: battery soak help install lab demo test lint bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -73,6 +74,9 @@ test: lint
 
 battery: $(READY)
 	$(BIN)/python -m pytest -q -m long $(T)
+
+soak: $(READY)
+	$(BIN)/python -m pytest -q -m soak tests/chaos
 
 bench: $(READY)
 	@[ -f "benchmarks/$(B).py" ] || { echo "make bench B=NAME, one of:" \

@@ -123,6 +123,11 @@ class Cast:
         """A process is gone: what waits for it will not be answered."""
         if self._stopped:
             return
+        left = [one.key for one in self.roster.members if one is not member and not one.gone]
+        if member in self.roster.members and self.can_enlist and left:
+            # Whatever they wait in for it. Before anyone knows, and makes them meet anew.
+            with contextlib.suppress(EnginesError, StartError):
+                self.processes.signal(left, signal.SIGUSR1, waits=False)
         member.lose(why)
         if member not in self.roster.members:
             member.refuse(EnginesError(f"A process that was spare is gone ({why})."))

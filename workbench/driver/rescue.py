@@ -80,6 +80,7 @@ def rescue(run: Run, how: str | None = None) -> None:
             continue
         finally:
             run.set_pending("")
+        run.outages.leftover = []
         if before != run.state:
             run.set_state(before)
         refill(run)

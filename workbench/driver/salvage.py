@@ -45,8 +45,7 @@ def settle(run: Run) -> None:
         if member.is_stuck() and not member.gone:
             engines.end_process(member)
     if not slices:
-        run.outages.leftover = []
-        return
+        return  # what is left over from a recovery that was broken off is so still
     run.outages.leftover = [
         _told(run, rank, members[rank], [one.futures[place] for one in slices])
         for place, rank in enumerate(feeder.ranks)

@@ -11,12 +11,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import torch
 
 from workbench.engine import cell, output, recompute, source, stacks
+from workbench.engine.breakable import Breakable
 from workbench.engine.here import here, world
 from workbench.engine.kept import Kept
 from workbench.engine.told import MOST_CHARS
@@ -92,7 +94,12 @@ def meet(meeting: dict) -> World:
     os.environ["WORLD_SIZE"] = str(len(keys))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     output.relabel(here.rank)
-    here.world = World(Meeting(rank=here.rank, size=len(keys), **meeting), here.meter)
+    chosen = Meeting(rank=here.rank, size=len(keys), **meeting)
+    # What was to free this rank from the world before must not meet the next.
+    while signal.SIGUSR1 in signal.sigpending():
+        time.sleep(0.001)
+    here.store = Breakable(chosen.store_path, chosen.rendezvous_s)
+    here.world = World(chosen, here.meter, here.store)
     here.broken = False
     _name()
     return here.world
@@ -100,7 +107,7 @@ def meet(meeting: dict) -> World:
 
 def leave() -> None:
     """Close the world, and free the ranks that wait for this one."""
-    here.trainer = None
+    here.trainer = here.store = None
     if here.world is not None:
         here.world.close()
         here.world = None
@@ -153,6 +160,8 @@ def _way_out() -> None:
     """
     while True:
         signal.sigwait({signal.SIGUSR1})
+        if here.store is not None:
+            here.store.break_off()
         if here.world is not None:
             here.broken = True
             here.world.free()

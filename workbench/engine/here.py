@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from workbench.engine.blueprint import Blueprint
+from workbench.engine.breakable import Breakable
 from workbench.engine.journal import Journal
 from workbench.engine.kept import Kept
 from workbench.engine.metered_group import Meter
@@ -30,6 +31,8 @@ class Here:
     namespace: dict[str, Any] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     world: World | None = None
+    # Of the world, and of the meeting before there is one.
+    store: Breakable | None = None
     trainer: Trainer | None = None
     journal: Journal | None = None
     # State of a world that was lost, until a training holds it again.

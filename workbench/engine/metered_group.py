@@ -28,6 +28,8 @@ from workbench.errors import LayoutError
 
 BACKEND = "metered"
 MOST_OPS = 100_000
+# Gloo takes five times as long.
+CONNECT = timedelta(seconds=1)
 # A wait that takes this long had something to wait for.
 BLOCKED_S = 100e-6
 
@@ -324,6 +326,11 @@ for _name, (_kind, _payload) in METHODS.items():
         setattr(MeteredGroup, _name, _metered(_name, _kind, _payload))
 
 
+def number_anew() -> None:
+    """Groups are found by their numbers: one that was not made has left its number behind."""
+    dist.distributed_c10d._world.group_count = 0
+
+
 def register(device_type: str, meter: Meter) -> None:
     """Make BACKEND known to torch; every group made afterwards reports to `meter`."""
 
@@ -352,4 +359,8 @@ def _real_backend(
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         return kinds.NCCL, dist.ProcessGroupNCCL(store, rank, size, options)
-    return kinds.GLOO, dist.ProcessGroupGloo(store, rank, size, timeout)
+    # Once all have said where they are, they connect at once, or one was lost meanwhile: nothing
+    # else breaks that off.
+    gloo = dist.ProcessGroupGloo(store, rank, size, min(timeout, CONNECT))
+    gloo.set_timeout(timeout)
+    return kinds.GLOO, gloo

@@ -137,6 +137,8 @@ class Trainer:
         clock.begin(follows=follows)
         self._loss = 0.0
         self.finite.begin()
+        # Of a stage without one, too: others may finish the step without this rank.
+        self.world.meter.pulse.loss(self.step + 1, 0.0)
         rounds = self._rounds()
         for index, places in enumerate(rounds):
             with clock.during(DATA):
@@ -225,7 +227,8 @@ class Trainer:
         loss, value = self.finite.checked(loss, self.step + 1)
         self._output = None
         self._loss += value * micro.count / self.plan.recipe.batch
-        self.world.meter.pulse.loss(self.step + 1, self._loss)
+        if self.spread.has_loss:
+            self.world.meter.pulse.loss(self.step + 1, self._loss)
         return loss * micro.weight
 
     def _check_all_used(self) -> None:

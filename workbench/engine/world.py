@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from workbench.engine import metered_group
+from workbench.engine.breakable import Breakable
 from workbench.engine.clock import Clock, timer_for
 from workbench.engine.offset import measure
 from workbench.engine.sockets import GroupSockets, open_sockets
@@ -39,7 +40,11 @@ class Meeting:
 class World:
     """A joined world; `close` leaves no group, thread, socket or memory behind."""
 
-    def __init__(self, meeting: Meeting, meter: metered_group.Meter) -> None:
+    def __init__(
+        self, meeting: Meeting, meter: metered_group.Meter, store: Breakable | None = None
+    ) -> None:
+        # Whoever gives it can break off the meeting, before there is a world to free.
+        self.store = store or Breakable(meeting.store_path, meeting.rendezvous_s)
         self.rank = meeting.rank
         self.size = meeting.size
         self.attempt = meeting.attempt
@@ -49,12 +54,10 @@ class World:
         metered_group.register(self.device.type, meter)
         before = open_sockets()
         self.sockets = GroupSockets(before)
-        store = dist.FileStore(meeting.store_path, -1)
-        store.set_timeout(timedelta(seconds=meeting.rendezvous_s))
         try:
             dist.init_process_group(
                 metered_group.BACKEND,
-                store=dist.PrefixStore(f"attempt{meeting.attempt}", store),
+                store=dist.PrefixStore(f"attempt{meeting.attempt}", self.store),
                 rank=meeting.rank,
                 world_size=meeting.size,
                 timeout=timedelta(seconds=meeting.timeout_s),
@@ -67,10 +70,12 @@ class World:
             self.close()
             raise StartError(
                 f"Rank {meeting.rank} did not meet all {meeting.size} ranks within "
-                f"{meeting.timeout_s:g} s: {str(error).splitlines()[0]}"
+                f"{meeting.rendezvous_s:g} s: {str(error).splitlines()[0]}"
             ) from error
         if int(ones) != meeting.size:
             raise StartError(f"{meeting.size} ranks summed their ones to {int(ones)}.")
+        # From here on ranks wait for each other as long as in any operation.
+        self.store.wait_s = meeting.timeout_s
         self.offset = measure(meeting.rank, meeting.size, self.device)
         self.sockets.add(before)  # those that are made when they are needed
         self._num_groups = dist.get_pg_count()
@@ -106,6 +111,7 @@ class World:
 
     def free(self) -> None:
         """Make every operation that waits for a peer raise, here and at the peers."""
+        self.store.break_off()
         with contextlib.suppress(OSError):  # without descriptors left, those that are known
             self._look()
         self.sockets.shut_down()
@@ -121,6 +127,7 @@ class World:
     def _destroy() -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+        metered_group.number_anew()
         # DDP's reducer and its hooks hold the group in cycles.
         gc.collect()
 

@@ -32,8 +32,8 @@ class Processes(Protocol):
     def on_controller_exit(self, callback: Callable[[int, bool], None]) -> None:
         """Call back with its exit code each time the controller is gone, and if another comes."""
 
-    def signal(self, keys: list[int], number: int) -> None:
-        """Send a signal to some processes."""
+    def signal(self, keys: list[int], number: int, *, waits: bool = True) -> None:
+        """Send a signal to some processes; waits: until it is sent, which is in order anyhow."""
 
     def end(self) -> Future:
         """End engines and controller; done when none of them is left."""

@@ -112,8 +112,11 @@ class LocalProcesses:
 
         self.forks.on_exit(pid, gone)
 
-    def signal(self, keys: list[int], number: int) -> None:
-        self.forks.ask("signal", pids=[self.pids[key] for key in keys], number=number).result()
+    def signal(self, keys: list[int], number: int, *, waits: bool = True) -> None:
+        pids = [self.pids[key] for key in keys]
+        sent = self.forks.ask("signal", pids=pids, number=number)
+        if waits:
+            sent.result()
 
     def end(self) -> Future:
         if not self.forks.alive:  # and neither are its children

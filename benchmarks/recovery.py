@@ -1,0 +1,159 @@
+"""From SIGKILL of a rank in mid-step to the end of the next new step, against torchrun.
+
+Case spare: a warm process takes its place; fresh: one is forked for it. State comes from the other
+ranks (dp4) or, where they do not hold the whole, from a checkpoint of every SAVE_EVERY steps
+(fsdp4). The rival is what %dist_export writes, with a hand-written save of every SAVE_EVERY steps
+and resume, under torchrun --max-restarts; timed by when its lines come, and a step it takes again
+is not a new one, as with ours.
+`python -m benchmarks.recovery tiny` measures one size alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.machine import Kernel, kernel, report
+
+RUNS, RANKS, SAVE_EVERY, LOST = 5, 4, 5, 2
+SIZES = ("tiny", "small")
+BEGIN = """
+import json, os, signal, time
+get_ipython().run_line_magic("dist_start", "-n {ranks} --spares {spares}")
+run = get_ipython().run_line_magic(
+    "dist_train", "pytext --size {size} --steps 0 --dir {directory} --save-every {save_every}"
+)
+run.switch({layout!r})
+run.export({script!r}, force=True)
+engines = run.engines
+run.resume(10**6)
+"""
+LOSE = """
+def until(is_so):
+    while not is_so():
+        time.sleep(0.002)
+
+begun, spares = run.step_now, engines.roster.num_spares
+until(lambda: run.step_now >= begun + 12)
+# A spare counts as warm once it has got ready for this training.
+until(lambda: sum(one.prepared is not None and one.prepared[1].done()
+                  for one in engines.roster.spares) == spares)
+num_outages = len(run.outages.all)
+killed_s = time.monotonic()
+os.kill(engines.ranks[{lost}]["pid"], signal.SIGKILL)
+until(lambda: len(run.outages.all) > num_outages)
+outage = run.outages.all[-1]
+last_step = outage.step
+until(lambda: outage.is_over and run.step_now > last_step)
+marks = dict(outage.marks)
+# Steps that were lost are taken again before there is a new one.
+end_s = time.monotonic() if outage.lost_steps else outage.began_s + outage.took_s
+print("took", json.dumps([end_s - killed_s, outage.source, marks]))
+"""
+# Added to the script: a checkpoint of every SAVE_EVERY steps, written aside and then renamed.
+RESUME = """
+    import os, pathlib
+    first, kept = 0, pathlib.Path({kept!r})
+    if kept.exists():
+        told = torch.load(kept, weights_only=True)
+        net.load_state_dict(told["model"])
+        opt.load_state_dict(told["optimizer"])
+        first = told["step"]
+
+    def save(step):
+        if step % {save_every} == 0 and rank == 0:
+            told = {{"model": net.state_dict(), "optimizer": opt.state_dict(), "step": step}}
+            torch.save(told, f"{{kept}}.partial")
+            os.replace(f"{{kept}}.partial", kept)
+
+    for step in range(first, STEPS):
+"""
+
+
+def ours(notebook: Kernel) -> tuple[float, str, dict[str, float]]:
+    """One loss -> seconds, where the state came from, and seconds to the end of each phase."""
+    told = notebook.run(LOSE.format(lost=LOST)).rpartition("took")[2]
+    took_s, source, marks = json.loads(told)
+    return took_s, "peers" if source == "the other ranks" else "checkpoint", marks
+
+
+def theirs(script: Path) -> float:
+    """Seconds from the kill of one rank to the line of the first step that is new."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1",
+        "--monitor-interval", "0.1", "--nproc-per-node", str(RANKS), str(script),
+    ]  # fmt: skip
+    told = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env={**os.environ, **told}, **how) as process:
+        killed_s, last = 0.0, 0
+        for line in process.stdout:
+            if not line.startswith("step "):
+                continue
+            step = int(line.split()[1])
+            if killed_s and step > last:
+                took_s = time.monotonic() - killed_s
+                process.terminate()
+                return took_s
+            last = max(last, step)
+            if not killed_s and step == 12:
+                killed_s = time.monotonic()
+                psutil.Process(process.pid).children()[LOST].kill()
+    raise RuntimeError(f"{script} took no step after a rank was killed.")
+
+
+def rival(exported: Path, folder: Path) -> Path:
+    """The exported script with saves and resume."""
+    text, loop = exported.read_text(), "    for step in range(STEPS):\n"
+    tail = "        opt.zero_grad()\n"
+    if loop not in text or tail not in text:
+        raise RuntimeError(f"{exported} has no loop to add saves to.")
+    added = RESUME.format(kept=str(folder / "kept.pt"), save_every=SAVE_EVERY).lstrip("\n")
+    text = text.replace(loop, added)
+    script = folder / "rival.py"
+    script.write_text(text.replace(tail, f"{tail}        save(step + 1)\n"))
+    return script
+
+
+def main() -> None:
+    """Each case RUNS times; the rival on the work of the replicated cases."""
+    for size in sys.argv[1:] or SIZES:
+        for case, layout in (("spare", "dp4"), ("fresh", "dp4"), ("spare", "fsdp4")):
+            with kernel() as notebook, tempfile.TemporaryDirectory() as folder:
+                exported = Path(folder) / "exported.py"
+                notebook.run("%load_ext workbench")
+                how = {"ranks": RANKS, "spares": int(case == "spare"), "size": size}
+                how |= {"layout": layout, "directory": folder, "script": str(exported)}
+                notebook.run(BEGIN.format(**how, save_every=SAVE_EVERY))
+                found = [ours(notebook) for _ in range(RUNS)]
+                notebook.run("%dist_stop --all")
+                rival_s = None
+                if (case, layout) == ("spare", "dp4"):
+                    script = rival(exported, Path(folder))
+                    taken_s = []
+                    for _ in range(RUNS):
+                        (Path(folder) / "kept.pt").unlink(missing_ok=True)
+                        taken_s.append(theirs(script))
+                    rival_s = statistics.median(taken_s)
+            phases = {
+                name: round(statistics.median(marks.get(name, 0.0) for *_, marks in found), 3)
+                for name in found[0][2]
+            }
+            report(
+                bench="recovery", case=case, size=f"pytext {size}", layout=layout,
+                state=found[0][1], ours_s=statistics.median(took_s for took_s, *_ in found),
+                worst_s=max(took_s for took_s, *_ in found), theirs_s=rival_s, phases=phases,
+                n=RANKS, runs=RUNS,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
