@@ -38,4 +38,4 @@ def enter(
 
     if slip is None:
         return call()
-    return importlib.import_module(INBOX).INBOX.take(call, **slip)
+    return importlib.import_module(INBOX).INBOX.take(name, call, **slip)

@@ -43,7 +43,7 @@ def takeovers(run) -> list[str]:
 def journaled(run) -> list[list[int]]:
     """By rank the numbers of the steps in its journal."""
     found = []
-    for rank in range(run.engines.num_ranks):
+    for rank in range(run.layout.world_size):
         lines = (run.directory / "journal" / f"rank{rank}.jsonl").read_text().splitlines()
         slices = [json.loads(line) for line in lines]
         found.append([s["first"] + i for s in slices for i in range(len(s["columns"]["loss"]))])

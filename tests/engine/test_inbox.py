@@ -27,24 +27,37 @@ def test_a_request_that_comes_again_is_answered_and_not_executed():
 def test_what_the_sender_does_not_wait_for_leaves_no_gap():
     inbox = Inbox()
     # Number 1 could not be unpacked, so it never came here.
-    assert inbox.take(lambda: {"value": 2}, sender="one", number=2, received=1) == {"value": 2}
+    assert inbox.take("name", lambda: {"value": 2}, sender="one", number=2, received=1) == {
+        "value": 2
+    }
 
 
 def test_the_sender_that_began_last_is_listened_to_alone():
     inbox = Inbox()
     reply = {"value": None}
-    assert inbox.take(lambda: reply, sender="one", number=1, received=0) == reply
-    assert inbox.take(lambda: reply, sender="two", number=1, received=0) == reply
-    refused = inbox.take(lambda: reply, sender="one", number=2, received=1)
+    assert inbox.take("name", lambda: reply, sender="one", number=1, received=0) == reply
+    assert inbox.take("name", lambda: reply, sender="two", number=1, received=0) == reply
+    refused = inbox.take("name", lambda: reply, sender="one", number=2, received=1)
     assert refused["error"]["name"] == "EnginesError"
     assert "Another notebook" in refused["error"]["text"]
-    assert inbox.take(lambda: reply, sender="two", number=2, received=1) == reply
+    assert inbox.take("name", lambda: reply, sender="two", number=2, received=1) == reply
+
+
+def test_once_it_is_shut_only_who_begins_anew_is_listened_to():
+    inbox = Inbox()
+    inbox.take("name", lambda: {"value": None}, sender="one", number=1, received=0)
+    inbox.shut()
+    assert "error" in inbox.take("name", dict, sender="one", number=2, received=1)
+    assert inbox.take("name", lambda: {"value": 2}, sender="two", number=1, received=0) == {
+        "value": 2
+    }
+    assert (inbox.taken, inbox.serving) == (3, "")
 
 
 def test_replies_that_nobody_reads_are_bounded():
     inbox = Inbox()
     for number in range(1, 3 * MOST_KEPT):
-        inbox.take(lambda: {"value": 0}, sender="one", number=number, received=0)
+        inbox.take("name", lambda: {"value": 0}, sender="one", number=number, received=0)
     assert len(inbox.replies) == MOST_KEPT
 
 
@@ -70,6 +83,7 @@ def test_over_a_line_that_loses_and_repeats_all_is_executed_once_in_order():
                 if chance.random() < 0.4:
                     continue  # lost on its way there
                 reply = inbox.take(
+                    "name",
                     partial(done, executed, number),
                     sender="one",
                     number=number,

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 from typing import Any
 
-from workbench.driver import clusters, commands, current, diary, journals, recovery, session
+from workbench.driver import alone, clusters, commands, current, diary, journals, recovery, session
 from workbench.driver.card import Card, this_kernel
 from workbench.driver.clusters import Cluster, does_not_answer
 from workbench.driver.engines import Engines
@@ -87,6 +87,7 @@ def _taken(held: Session, cluster: Cluster) -> Engines:
             f"Of {cluster.name} no {'rank' if processes.controller_pid else 'controller'} is "
             "left. %dist_stop --all removes the rest, %dist_start starts new ranks."
         )
+    alone.stop(directory, processes.pids.values(), timeouts.total_s)
     connection_file = directory / "security" / "ipcontroller-client.json"
     mail = Mail(connection_file, timeouts.total_s)
     try:
@@ -193,6 +194,7 @@ def _take_run(engines: Engines, told: dict[int, Told]) -> None:
     run.lay_out(layout, lying)
     journals.recall(run.history, directory, run.step_now, layout)
     run.saved = run.checkpoints()
+    _note_saves(run, diary.written_s(directory))
     _show_last(run, lying)
     if kept["tensorboard"]:
         run.event_file = _event_file(kept["tensorboard"], run)
@@ -235,6 +237,14 @@ def _meet_again(run: Run) -> None:
         run.feeder.agree(positions, are_replicas=are_replicas)
     run.step_now = max(positions)
     run.feeder.reset(run.step_now)
+
+
+def _note_saves(run: Run, since_s: float) -> None:
+    """Mark in the curves what was saved while no kernel was there."""
+    for one in run.saved:
+        if one["time_s"] > since_s and one["by_itself"]:
+            run.marks.append({"step": one["step"], "label": "saved"})
+            run.num_saves += 1
 
 
 def _show_last(run: Run, lying: Iterable[Told]) -> None:

@@ -58,3 +58,10 @@ def read(directory: str | Path) -> dict[str, Any] | None:
         told = json.loads(Path(directory, NAME).read_text(encoding="utf-8"))
         return told if isinstance(told, dict) else None
     return None
+
+
+def written_s(directory: str | Path) -> float:
+    """When it was last written, since the epoch; 0.0 where there is none."""
+    with contextlib.suppress(OSError):
+        return Path(directory, NAME).stat().st_mtime
+    return 0.0

@@ -57,6 +57,11 @@ class Feeder:
         """How many slices the ranks have not answered."""
         return len(self._queued)
 
+    @property
+    def slice_steps(self) -> int:
+        """Steps that a slice is to have, as fast as the last ones were."""
+        return max(1, round(SLICE_S / self._step_s)) if self._step_s else 1
+
     def reset(self, step: int) -> None:
         """Nothing is queued and the ranks stand at this step."""
         self._queued.clear()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.driver import checkpoints, commands, recovery, rescue
+from workbench.driver.alone import Testament
 from workbench.driver.asked import Asked
 from workbench.driver.diary import Diary
 from workbench.driver.faults import Faults
@@ -92,6 +93,7 @@ class Run(Asked, Readings):
         self.health = Health()
         self.diary = Diary(directory)
         self.watch = Watch(self, about.get("on_stall", "wait"))
+        self.testament = Testament(engines.directory)
         self._thread = threading.Thread(target=self._serve, name=f"run-{self.name}", daemon=True)
 
     def begin(self, *, running: bool) -> None:
@@ -236,6 +238,7 @@ class Run(Asked, Readings):
             except Exception as error:  # noqa: BLE001 - the thread must live to say what happened
                 self.fail(RunError(f"The run's thread met {type(error).__name__}: {error}"))
         self.diary.keep(self)
+        self.testament.keep(self)
         with self._putting:
             self._is_closed = True
             self._refuse_rest()
@@ -253,6 +256,7 @@ class Run(Asked, Readings):
         """One event: a slice that ended, or a command; then feed."""
         feeder = self.feeder
         self.diary.keep(self)
+        self.testament.keep(self)
         if self.state == "running" and self._commands.empty():
             feeder.feed(self.saving.next_stop())
         if not feeder.in_flight and (self.state != "running" or not self._commands.empty()):

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver.retention import remove, superseded
 from workbench.errors import CheckpointError, WorkbenchError
 from workbench.spec import aside
 from workbench.spec.formats import size
+from workbench.spec.retention import remove, superseded
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run

@@ -12,12 +12,13 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from workbench.engine import cell, output, recompute, source, stacks
+from workbench.engine import alone, cell, output, recompute, source, stacks
 from workbench.engine.breakable import Breakable
 from workbench.engine.here import here, world
 from workbench.engine.kept import Kept
@@ -42,6 +43,7 @@ def arrive(address: str, logs: dict[int, str], meeting: dict | None) -> dict:
     here.meter.beat(pulse.path_of(here.log))
     stacks.listen(path_of(here.log))
     threading.Thread(target=_way_out, name="way-out", daemon=True).start()
+    alone.watch(Path(here.log).parent)
     if meeting is not None and here.key in meeting["keys"]:
         join(meeting)
     return introduced()

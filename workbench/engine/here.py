@@ -49,6 +49,7 @@ class Here:
     last: dict[str, Any] = field(default_factory=dict)
     peaks: dict[tuple[torch.dtype, int], float] = field(default_factory=dict)
     saver: Saver = field(default_factory=Saver)
+    alone: Any = None
 
 
 # An engine is a process, so what it holds is one object.

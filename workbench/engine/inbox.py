@@ -15,21 +15,34 @@ MOST_KEPT = 256
 
 
 class Inbox:
-    """Numbers and replies of the one sender that is listened to: the last that began."""
+    """Numbers and replies of the one sender that is listened to: the last that began.
+
+    taken: how many requests came, from whomever. serving: the name of the one under way, or "".
+    """
 
     def __init__(self) -> None:
+        self.taken = 0
+        self.serving = ""
         self.sender = ""
         self.former: set[str] = set()
         self.done = 0
         self.replies: dict[int, dict[str, Any]] = {}
 
     def take(
-        self, call: Callable[[], dict[str, Any]], *, sender: str, number: int, received: int
+        self,
+        name: str,
+        call: Callable[[], dict[str, Any]],
+        *,
+        sender: str,
+        number: int,
+        received: int,
     ) -> dict[str, Any]:
         """Execute request `number` unless it was executed -> its reply, or {"again": n}.
 
-        received: up to which number the sender has all replies; these are forgotten.
+        name: what it asks for. received: up to which number the sender has all replies; these are
+        forgotten.
         """
+        self.taken += 1
         if sender != self.sender:
             if sender in self.former:
                 return _refusal("Another notebook controls these ranks now. %dist_attach watches.")
@@ -44,10 +57,19 @@ class Inbox:
             return {"again": self.done + 1}
         # Before the call: whatever becomes of it, it is not executed a second time.
         self.done = number
-        self.replies[number] = reply = call()
+        self.serving = name
+        try:
+            self.replies[number] = reply = call()
+        finally:
+            self.serving = ""
         while len(self.replies) > MOST_KEPT:
             del self.replies[min(self.replies)]
         return reply
+
+    def shut(self) -> None:
+        """Listen to nobody who has sent anything until now."""
+        self.former.add(self.sender)
+        self.sender, self.done, self.replies = "", 0, {}
 
 
 def _refusal(text: str) -> dict[str, Any]:

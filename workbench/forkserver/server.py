@@ -33,6 +33,7 @@ from typing import Any
 
 from workbench.forkserver import children
 from workbench.forkserver.processes import start_time
+from workbench.spec.alone import Alone
 
 PR_SET_CHILD_SUBREAPER = 36
 IDLE_LEASE_S = 2.0
@@ -124,6 +125,9 @@ class Server:
         client.close()
         if not self.clients:
             self.orphan_since = time.monotonic()
+            for tag in {child.tag for child in self.children.values()}:
+                with contextlib.suppress(OSError):  # most do not go on without a kernel
+                    Alone(Path(self.path).parent / tag).orphaned = True
 
     def _send(self, client: socket.socket, message: dict) -> None:
         try:

@@ -21,6 +21,7 @@ from workbench.driver.forks import Forks
 from workbench.driver.launchers import Launched
 from workbench.driver.session import Session
 from workbench.errors import StartError
+from workbench.spec.alone import Alone
 from workbench.spec.placement import Place
 
 IP = "127.0.0.1"
@@ -28,6 +29,8 @@ IP = "127.0.0.1"
 # 3 s. Whether an engine lives is told by its process, never by missed beats.
 HEARTBEAT_MS = 50
 MISSES = 100_000
+# A lease that never ends: these ranks go on to their goal without a kernel.
+FOREVER_S = 10.0**9
 
 
 class LocalProcesses:
@@ -154,6 +157,8 @@ def launch(
     directory = next(path for name in names if not (path := session.directory / name).exists())
     for name in (".", "security", "log", "pid", "refused"):
         (directory / name).mkdir(mode=0o700)
+    if lease_s >= FOREVER_S:
+        Alone.make(directory)
     processes = LocalProcesses(session.forks, directory, len(places))
     try:
         session.forks.ask("lease", lease_s=lease_s)

@@ -41,7 +41,7 @@ class EngineMagics(Commands):
         metavar="N",
         help="processes kept warm to take the place of lost ranks (0)",
     )
-    @argument("--detach", action="store_true", help="a lease for ever")
+    @argument("--detach", action="store_true", help="a lease for ever: a training needs no kernel")
     @argument("--cpu", action="store_true", help="leave GPUs alone")
     @argument(
         "--curve",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.driver.retention import remove, superseded
+from workbench.spec.retention import remove, superseded
 from workbench.errors import InputError
 from workbench.spec.options import TrainOptions
 
