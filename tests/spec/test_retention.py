@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.spec.retention import remove, superseded
 from workbench.errors import InputError
 from workbench.spec.options import TrainOptions
+from workbench.spec.retention import remove, superseded
 
 SAVED = [{"step": step, "by_itself": step != 30} for step in range(10, 80, 10)]
 
