@@ -15,6 +15,7 @@ import pytest
 from left import Left
 
 from tests.contract.test_one_trajectory import plain
+from tests.driver.test_attach import HALF
 from tests.driver.test_controller import journaled
 from tests.driver.test_run import GOOD
 from workbench.driver import session
@@ -99,11 +100,8 @@ def test_a_training_that_was_paused_stays_so(left):
 
 
 def test_a_slice_that_was_sent_to_one_rank_only_is_no_hindrance(left, tmp_path):
-    half = (
-        "run.engines.submit('run_slice', 3, False, ranks=[1]);"
-        "import os, signal; print('done', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    left(steps=100_000, then=f"while run.step_now < 30: time.sleep(0.01)\n{half}")
+    begun = "while run.step_now < 30: time.sleep(0.01)"
+    left(steps=100_000, then=f"{begun}\nrun.hold().__enter__()\n{HALF}")
     until(tmp_path, 300)
     run = attach().run
     assert run is not None

@@ -23,6 +23,14 @@ from workbench.errors import EnginesError, InputError
 
 SLOW = GOOD.replace("    pass\n", "    import time; time.sleep(0.002)\n")
 
+# A slice goes to rank 0 alone, which then waits in it for the other.
+HALF = """
+from workbench.spec import pulse
+engines.submit("run_slice", 3, False, ranks=[0])
+path = pulse.path_of(engines.status()[0]["log"])
+while pulse.read(path).phase == "idle": time.sleep(0.01)
+"""
+
 
 @pytest.fixture
 def left(clusters, tmp_path):
@@ -68,8 +76,7 @@ def test_a_training_goes_on_with_no_gap_and_no_step_twice(left):
 
 
 def test_a_slice_that_was_sent_to_some_ranks_only_holds_nobody(left):
-    half = "run.wait(60); run.engines.submit('run_slice', 3, False, ranks=[0])"
-    dead = left(steps=20, then=half)
+    dead = left(steps=20, then=f"run.wait(60)\n{HALF}")
     dead.wait()
     dead.kill()
     run = attach().run
@@ -142,7 +149,8 @@ def test_a_rank_that_was_lost_meanwhile_is_replaced(left):
 
 def test_an_error_that_nobody_heard_of_is_told(left):
     cell = GOOD.replace("    pass\n", "    if calls == 30: raise ValueError('boo')\n")
-    dead = left(cell, steps=20, then="run.wait(60); engines.submit('run_slice', 20, False)")
+    failing = "[future.result() for future in engines.submit('run_slice', 20, False)]"
+    dead = left(cell, steps=20, then=f"run.wait(60); {failing}")
     dead.wait()
     dead.kill()
     run = attach().run

@@ -102,7 +102,8 @@ def _taken(held: Session, cluster: Cluster) -> Engines:
     engines.attempt = UNTRIED + max(info["attempt"] for _id, info in told.values())
     engines.echo.numbers = itertools.count(1 + max(info["cells"] for _id, info in told.values()))
     try:
-        _take_run(engines, {info["rank"]: info for _id, info in told.values()})
+        by_rank = {info["rank"]: info for _id, info in told.values()}
+        _take_run(engines, dict(sorted(by_rank.items())))
     except BaseException:
         let_go(engines)
         raise

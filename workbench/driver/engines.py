@@ -316,8 +316,7 @@ def start(  # noqa: PLR0913 - keyword-only
     held = session or sessions.current()
     places = place(n, held.devices(), num_cores(), use_cpu=cpu)
     check_spares(spares)
-    lease_s = local.FOREVER_S if lease is None else lease
-    how = {"lease_s": lease_s, "num_spares": spares, "curve": curve}
+    how = {"lease_s": lease or local.FOREVER_S, "num_spares": spares, "curve": curve}
     launched = local.launch(held, places, timeout_s=timeouts.total_s, **how)
     engines = Engines(launched, places, timeouts, spares)
     try:
