@@ -226,8 +226,9 @@ def test_bytes_are_those_of_the_formulas():
     assert shards["dp_shard", "reduce-scatter"]["bytes"] == sum(sizes)
     assert shards["dp_shard", "all-gather"]["bytes"] in (sum(sizes) / 4, sum(sizes) / 2)
     # One after the rows of each block; going back one for its input, but for that of the model.
-    assert counted["tp4"]["tp", "all-reduce"]["count"] == 2 * BLOCKS - 1
-    assert counted["tp4"]["tp", "all-reduce"]["bytes"] == (2 * BLOCKS - 1) * activation
+    # And one number: whether each part of the gradient is finite.
+    assert counted["tp4"]["tp", "all-reduce"]["count"] == 2 * BLOCKS - 1 + 1
+    assert counted["tp4"]["tp", "all-reduce"]["bytes"] == (2 * BLOCKS - 1) * activation + 4
     # Three of four ranks send on, three send back.
     messages = counted["pp4, gpipe x4"]
     for kind in ("send", "recv"):
