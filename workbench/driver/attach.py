@@ -16,7 +16,17 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 from typing import Any
 
-from workbench.driver import alone, clusters, commands, current, diary, journals, recovery, session
+from workbench.driver import (
+    alone,
+    clusters,
+    commands,
+    current,
+    diary,
+    journals,
+    recovery,
+    salvage,
+    session,
+)
 from workbench.driver.card import Card, this_kernel
 from workbench.driver.clusters import Cluster, does_not_answer
 from workbench.driver.engines import Engines
@@ -193,7 +203,8 @@ def _take_run(engines: Engines, told: dict[int, Told]) -> None:
     run.step_now = max(steps[: layout.world_size])
     lying = [told.get(rank, {}).get("training") or first for rank in range(engines.num_ranks)]
     run.lay_out(layout, lying)
-    journals.recall(run.history, directory, run.step_now, layout)
+    engines.cells.extend((number, text) for number, text in kept["cells"])
+    _recall(run, kept["logs"])
     run.saved = run.checkpoints()
     _note_saves(run, diary.written_s(directory))
     _show_last(run, lying)
@@ -207,6 +218,27 @@ def _take_run(engines: Engines, told: dict[int, Told]) -> None:
     run.set_state("paused" if kept["state"] == "gone" else kept["state"], kept["message"])
     _settle(run, told)
     run.take_up()
+
+
+def _recall(run: Run, logs: list[str]) -> None:
+    """Have the history again; of ranks that were lost meanwhile, what they left.
+
+    logs: by rank.
+    """
+    step, world, members = run.step_now, run.layout.world_size, run.engines.roster.members
+    for rank, log in enumerate(logs[:world]):
+        if rank < len(members) and members[rank].gone:
+            members[rank].info["log"] = log
+            salvage.complete(run.directory, rank, world, log)
+    journals.recall(run.history, run.directory, step, run.layout)
+    done = run.history.steps[-1] if run.history.steps else 0
+    if done == step - 1:
+        # Some have finished it and others have not.
+        run.step_now = done
+        told = journals.rest(run.directory, world, step)
+        run.outages.leftover = [{**one, "log": logs[one["rank"]]} for one in told]
+        salvage.close_gap(run, step)
+        run.step_now = step
 
 
 def _settle(run: Run, told: dict[int, Told]) -> None:

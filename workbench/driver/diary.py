@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.driver.files import replaced
+from workbench.driver.needed import needed
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
@@ -25,12 +26,16 @@ AS_IT_IS = (
 
 
 class Diary:
-    """The file of one run; written by the run's thread."""
+    """The file of one run; written by the run's thread.
+
+    logs: of the ranks, beside which their pulses lie. cells: what the recipe rests on.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / NAME
         self._written = ""
         self._version = -1
+        self._cells: list[tuple[int, str]] | None = None
 
     def keep(self, run: Run) -> None:
         """Write what has changed, if anything has."""
@@ -39,6 +44,10 @@ class Diary:
         self._version = run.version
         told = {name: getattr(run, name) for name in AS_IT_IS}
         told |= {"options": run.options.to_dict(), "layout": run.layout.to_dict()}
+        told["logs"] = [row["log"] for row in run.engines.ranks]
+        if self._cells is None and run.about["cell"] is not None:
+            self._cells = needed((run.about["number"], run.about["cell"]), run.engines.cells)
+        told["cells"] = self._cells or []
         file = run.event_file
         told["tensorboard"] = str(file.path.parent) if file is not None else None
         text = json.dumps(told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 from workbench.driver.history import History
 from workbench.errors import RunError
 from workbench.spec.layout import Layout
+from workbench.spec.records import COLUMNS
 
 Line = dict[str, Any]
 
@@ -75,11 +77,29 @@ def recall(history: History, directory: Path, step: int, layout: Layout) -> None
     others = {rank: _by_step(of_ranks[rank]) for rank in of_ranks if rank}
     for line in of_ranks.get(0, ()):
         replies = [line]
-        for rank in range(1, line["world"]):
+        for rank in range(1, line.get("world", 1)):
             replies.append(_part(others.get(rank, {}), line, rank))
         history.add(replies, layout)
     if history.steps and history.steps[-1] > step:
         history.rewind(step)
+
+
+def rest(directory: Path, world: int, first: int) -> list[Line]:
+    """What each of the first `world` ranks wrote of the steps from `first` on."""
+    there = paths(directory)
+    found = []
+    for rank in range(world):
+        told = kept(lines(there[rank])) if rank in there else []
+        columns: dict[str, list] = {name: [] for name in COLUMNS}
+        by_step = _by_step(told)
+        for step in itertools.count(first):
+            if step not in by_step:
+                break
+            line, place = by_step[step]
+            for name, values in columns.items():
+                values.append(line["columns"][name][place])
+        found.append({"rank": rank, "first": first, "columns": columns})
+    return found
 
 
 def _by_step(told: list[Line]) -> dict[int, tuple[Line, int]]:

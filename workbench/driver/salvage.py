@@ -6,10 +6,12 @@ booked, whether its reply came or not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.driver.member import Member
@@ -88,13 +90,25 @@ def _told(run: Run, rank: int, member: Member, futures: list[Future]) -> dict[st
         rows = pulse.read_steps(path, first + len(columns["loss"]))
         for name in COLUMNS:
             columns[name] += [row[name] for row in rows]
-        _journal(run, {"rank": rank, "first": first, "columns": columns})
+        told = {"rank": rank, "world": run.layout.world_size, "first": first, "columns": columns}
+        _journal(run.directory, told)
     return {"rank": rank, "first": first, "columns": columns, "log": member.info["log"]}
 
 
-def _journal(run: Run, told: dict[str, Any]) -> None:
+def complete(directory: Path, rank: int, world: int, log: str) -> None:
+    """Write in the journal of a rank that was lost, some time ago, what its pulse still tells."""
+    path = directory / "journal" / f"rank{rank}.jsonl"
+    first = 1
+    with contextlib.suppress(OSError):
+        first += _last_step(path)
+    rows = pulse.read_steps(pulse.path_of(log), first)
+    columns = {name: [row[name] for row in rows] for name in COLUMNS}
+    _journal(directory, {"rank": rank, "world": world, "first": first, "columns": columns})
+
+
+def _journal(directory: Path, told: dict[str, Any]) -> None:
     """Write in a lost rank's journal what it did not come to write itself."""
-    path = run.directory / "journal" / f"rank{told['rank']}.jsonl"
+    path = directory / "journal" / f"rank{told['rank']}.jsonl"
     count = len(told["columns"]["loss"])
     try:
         known = _last_step(path)
@@ -106,6 +120,7 @@ def _journal(run: Run, told: dict[str, Any]) -> None:
         line = {
             "time_s": time.time(),
             "rank": told["rank"],
+            "world": told["world"],
             "first": told["first"] + skip,
             "step": last,
             "columns": columns,
@@ -144,6 +159,7 @@ def close_gap(run: Run, step: int) -> None:
     told = [
         {
             "rank": one["rank"],
+            "world": run.layout.world_size,
             "first": step,
             "columns": {key: [value] for key, value in {**row, "wall_s": wall_s}.items()},
         }
@@ -152,7 +168,7 @@ def close_gap(run: Run, step: int) -> None:
     run.step_now += run.history.add(told, run.layout)
     for one, row in zip(told, rows, strict=True):
         if not row["wall_s"]:
-            _journal(run, one)
+            _journal(run.directory, one)
 
 
 def _row(told: dict[str, Any], step: int) -> dict[str, float]:
