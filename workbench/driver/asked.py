@@ -62,9 +62,12 @@ class Asked:
         """End the training after the step under way, keeping its state -> the step."""
         return self._result("stop")
 
-    def save(self, name: str | None = None) -> str:
-        """Write a checkpoint, beside the training -> its name, `step-<n>` unless given."""
-        return self._result("save", name=name)
+    def save(self, name: str | None = None, *, export: str | None = None) -> str:
+        """Write a checkpoint, beside the training -> its name, `step-<n>` unless given.
+
+        export: "hf" to write runs/RUN/hf/NAME as well, for Hugging Face's from_pretrained.
+        """
+        return self._result("save", name=name, export=export)
 
     def restore(self, what: str | int = "last") -> int:
         """Go back to a checkpoint (name, step, path or 'last') -> its step."""

@@ -142,14 +142,16 @@ def stop(run: Run) -> int:
     return run.step_now
 
 
-def save(run: Run, name: str | None = None) -> Future:
+def save(run: Run, name: str | None = None, *, export: str | None = None) -> Future:
     """Begin a checkpoint -> a future of its name, which comes when it is whole."""
+    if export not in (None, "hf"):
+        raise InputError(f"export={export!r}: use hf, for Hugging Face's from_pretrained.")
     if name is not None and (not isinstance(name, str) or name.isdigit() or name in ("", "last")):
         raise InputError(
             f"name={name!r}: use letters, digits, '-' and '_', such as before-lunch; a number "
             "or 'last' would be read as a step."
         )
-    return run.saving.begin(name)
+    return run.saving.begin(name, export=export)
 
 
 def restore(run: Run, what: str | int = "last") -> int:

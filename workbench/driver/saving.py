@@ -33,6 +33,7 @@ class UnderWay:
     step: int
     directory: Path
     by_itself: bool
+    exported: Path | None
     done: Future = field(default_factory=Future)
 
 
@@ -50,11 +51,13 @@ class Saving:
         one = self._now
         return None if one is None or one.done.done() else one.name
 
-    def begin(self, name: str | None = None, *, by_itself: bool = False) -> Future:
+    def begin(
+        self, name: str | None = None, *, export: str | None = None, by_itself: bool = False
+    ) -> Future:
         """Copy the state of all ranks, who then write it -> a future of the checkpoint's name.
 
-        To be called with no slice in flight. A save that is still written is waited for. by_itself:
-        nobody asked for it, so it may go again.
+        To be called with no slice in flight. A save that is still written is waited for. export:
+        "hf" for Hugging Face's own files, too. by_itself: nobody asked for it, so it may go again.
 
         Raises CheckpointError, with the list as it was.
         """
@@ -65,10 +68,13 @@ class Saving:
             "run": run.name, "metrics": run.metrics, "goal": run.goal, "by_itself": by_itself,
         }  # fmt: skip
         root, wanted = str(run.directory / "checkpoints"), name or f"step-{run.step_now}"
-        how = (meta, name is None, run.state == "running")
-        told = run.engines.together("begin_save", root, wanted, *how)[0]
+        how = {
+            "unique": name is None, "is_training": run.state == "running", "exports": bool(export),
+        }  # fmt: skip
+        told = run.engines.together("begin_save", root, wanted, meta, how)[0]
         directory = Path(told["directory"])
-        one = UnderWay(told["name"], run.step_now, directory, by_itself)
+        exported = hf_folder(run.directory, told["name"]) if export else None
+        one = UnderWay(told["name"], run.step_now, directory, by_itself, exported)
         self._now = one
         threading.Thread(target=self._see_to, args=(one,), name="saving", daemon=True).start()
         return one.done
@@ -144,7 +150,14 @@ class Saving:
         saved = run.checkpoints()
         entry = next((entry for entry in saved if entry["name"] == one.name), None)
         if entry is None:
-            raise CheckpointError(self._why_not(one))
+            raise CheckpointError(
+                f"{one.name} of step {one.step:,} was not saved: {self._why_not(one)}"
+            )
+        if one.exported is not None and not one.exported.is_dir():
+            run.saved = saved
+            raise CheckpointError(
+                f"{one.name} was saved, and not exported to {one.exported}: {self._why_not(one)}"
+            )
         if one.by_itself:
             try:
                 old = superseded(saved, run.options.keep, run.options.keep_every)
@@ -169,8 +182,12 @@ class Saving:
             else:
                 if told is not None:
                     found.append((0 if told[1] else 2, told[0]))
-        why = min(found)[1] if found else "Its writer is gone."
-        return f"{one.name} of step {one.step:,} was not saved: {why}"
+        return min(found)[1] if found else "Its writer is gone."
+
+
+def hf_folder(directory: Path, name: str) -> Path:
+    """Where a run's checkpoint of this name is exported to for Hugging Face."""
+    return directory / "hf" / name
 
 
 def follow(future: Future, other: Future) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Finish:
         self._aside: Path | None = None
         self._lock = -1
         self._meta: Any = {}
+        # What else is made of the checkpoint before it is over, from where it then is.
+        self.also: Callable[[Path], None] | None = None
         self._ranks = 1
 
     def open(self, meta: Mapping[str, Any], num_ranks: int) -> Path:
@@ -100,8 +102,12 @@ class Finish:
                 os.rename(directory, self.root / self.name)
                 self._aside = None
             aside.sync(self.root)
-            # Now it is whole for whoever looks.
-            aside.lock_of(directory).unlink()
+            try:
+                if self.also is not None:
+                    self.also(self.root / self.name)
+            finally:
+                # Now it is whole for whoever looks.
+                aside.lock_of(directory).unlink()
         aside.sweep(self.root)
 
     def discard(self) -> None:

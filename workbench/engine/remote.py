@@ -161,9 +161,9 @@ def evaluate() -> dict[str, float]:
         return _trainer().evaluate()
 
 
-def begin_save(root: str, name: str, meta: dict, unique: bool, is_training: bool) -> dict:
+def begin_save(root: str, name: str, meta: dict, how: dict[str, bool]) -> dict:
     """Copy the state and write it beside the training -> see Saver.begin."""
-    trainer, how = _trainer(), {"unique": unique, "is_training": is_training}
+    trainer = _trainer()
     with _together():
         return _here.saver.begin(trainer, Path(root), name, meta, **how)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.engine import checkpoint, state
+from workbench.engine import checkpoint, hf, state
 from workbench.engine.staging import Staging
 from workbench.engine.trainer import Trainer
 from workbench.engine.writing import Stall, Writing
@@ -29,9 +29,13 @@ class Saver:
     ) -> dict[str, Any]:
         """Copy this rank's share and write it beside the training; collective.
 
-        how: `unique`, see checkpoint.begin; `is_training`: steps follow and went before.
-        -> {"directory": where it is written, "name", "bytes"}, known to rank 0 alone.
+        how: `unique`, see checkpoint.begin; `is_training`: steps follow and went before;
+        `exports`: to Hugging Face's files, too. -> {"directory": where it is written, "name",
+        "bytes"}, known to rank 0 alone.
         """
+        bones = trainer.blueprint.bones
+        if how["exports"]:
+            hf.pretrained(bones)  # refused alike on all ranks
         if self._writing is not None:
             self._writing.over.wait()  # its memory is written from
         began_s = self._left_s if how["is_training"] else time.perf_counter()
@@ -42,6 +46,9 @@ class Saver:
             pieces, whole, root, name, unique=how["unique"], staging=self._staging
         )
         writing.stall = stall
+        if how["exports"] and writing.finish is not None:
+            folder = root.parent / "hf"
+            writing.finish.also = lambda path: hf.export(bones, path, folder / path.name)
         self._writing = writing
         writing.start()
         stall.staged()

@@ -153,12 +153,14 @@ def exported(run: Run, file: str, script: Path) -> SavedName:
     return SavedName(str(script), "\n".join([shown, *lines]))
 
 
-def saved(entry: Mapping[str, Any]) -> SavedName:
-    """A checkpoint just written."""
+def saved(entry: Mapping[str, Any], exported: Path | None = None) -> SavedName:
+    """A checkpoint just written, and where it was exported to."""
     from workbench.spec.formats import size
 
     large = size(entry["bytes"])
     shown = f"saved {entry['name']}: step {entry['step']:,}, {large}, {entry['path']}"
+    if exported is not None:
+        shown += f"\nfrom_pretrained reads {exported}"
     return SavedName(entry["name"], shown)
 
 

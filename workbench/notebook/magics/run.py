@@ -11,6 +11,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from workbench.driver import current, runs
 from workbench.driver.checkpoints import LAST
 from workbench.driver.revive import revive
+from workbench.driver.saving import hf_folder
 from workbench.driver.session import in_kernel
 from workbench.driver.training import DIRECTORY
 from workbench.notebook import show
@@ -84,6 +85,7 @@ class RunMagics(Commands):
 
     @magic_arguments()
     @argument("name", nargs="?", type=word, help="of the checkpoint (step-<n>)")
+    @argument("--export", type=word, metavar="hf", help="also as from_pretrained reads it")
     @line_magic
     @from_line
     def dist_save(self, options: Any) -> Any:
@@ -93,12 +95,14 @@ class RunMagics(Commands):
 
             %dist_save before-lunch
 
-        Returns the name. In Python: ``run.save("before-lunch")``
+        Returns the name. In Python: ``run.save("before-lunch")``,
+        ``run.save("before-lunch", export="hf")``
         """
         run = current.run()
-        name = run.save(options.name)
+        name = run.save(options.name, export=options.export)
         entry = next(entry for entry in run.checkpoints() if entry["name"] == name)
-        return self.shown.skip(show.saved(entry), silent=options.silent)
+        exported = hf_folder(run.directory, name) if options.export else None
+        return self.shown.skip(show.saved(entry, exported), silent=options.silent)
 
     @magic_arguments()
     @argument(
