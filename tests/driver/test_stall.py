@@ -94,6 +94,6 @@ def test_places_are_the_users_lines():
     told = standing(stacks, seen(("comm", 3), ("backward", 3, "handed over"), (IDLE, 3)))
     assert told == (
         "rank 0 in barrier (net.py:12 in forward); rank 1 in all-reduce (net.py:12 in forward); "
-        "rank 2 done"
+        "rank 2 idle"
     )
     assert places({0: Stack("stopped")}) == ""

@@ -184,22 +184,41 @@ def test_the_policy_interrupts_what_stands_still(clusters, tmp_path):
         assert run.wait(60)["state"] == "finished"
 
 
-def test_the_policy_kills_a_process_that_is_stopped(clusters, tmp_path):
+def plain(engines, tmp_path, steps: int) -> list[float]:
+    good = engines.train(cell=GOOD, steps=steps, directory=tmp_path)
+    good.wait(60)
+    return good.history.loss
+
+
+def test_the_policy_replaces_a_process_that_is_stopped(clusters, tmp_path):
     engines = clusters(2)
-    run = engines.train(
-        cell=GOOD, steps=100_000, directory=tmp_path, start=False, on_stall="replace"
-    )
+    expected = plain(engines, tmp_path, 300)
+    run = engines.train(cell=GOOD, steps=300, directory=tmp_path, start=False, on_stall="replace")
     run.step(2)
     pid = engines.status()[1]["pid"]
     run.resume()
     os.kill(pid, signal.SIGSTOP)
-    told(run, ["stall_ends"])
-    deadline_s = time.monotonic() + 20
-    while engines.status()[1]["pid"] == pid and engines.status()[1]["state"] == "alive":
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    assert told(run, ["stall_ends"])["text"].startswith("Rank 1: replace after ")
+    assert run.wait(60)["state"] == "finished"
+    assert engines.status()[1]["pid"] != pid
+    assert run.history.loss == pytest.approx(expected, rel=1e-5)
     assert not [event for event in run.events if event.get("name") == "moves_again"]
-    clusters.stop()
+
+
+def test_a_rank_in_a_loop_can_be_replaced_and_the_training_goes_on(clusters, tmp_path):
+    engines = clusters(2)
+    flag = tmp_path / "loop"
+    loop = f"import os\n    while rank == 1 and os.path.exists({str(flag)!r}): pass"
+    expected = plain(engines, tmp_path, 300)
+    run = engines.train(cell=recipe(loop), steps=300, directory=tmp_path, start=False)
+    run.step(4)
+    flag.touch()
+    run.resume()
+    assert told(run)["values"]["ranks"] == "1"
+    flag.unlink()
+    watch.fence(engines, 1)
+    assert run.wait(60)["state"] == "finished"
+    assert run.history.loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_is_asked_amiss_is_refused(clusters, tmp_path):

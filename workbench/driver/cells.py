@@ -12,7 +12,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from workbench.driver import stacks, stall
 from workbench.driver.echo import Screen, Watch, named
+from workbench.driver.pulses import Pulses
 from workbench.driver.revive import revive
 from workbench.errors import InputError, RankError, WorkbenchError
 
@@ -26,6 +28,9 @@ INTERRUPTED_S = 3.0
 # and before the user is told that they still run.
 FREE_S = 0.5
 STUCK_S = 2.0
+# How often it is looked whether ranks stand still, and for how long a rank has waited in a
+# collective that is no longer expected to end by itself.
+LOOK_S, WAITED_S = 1.0, 0.2
 # The same where a rank is simply done, and the others perhaps wait for it in a collective.
 ALONE_S = 10.0
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -119,6 +124,8 @@ class Following:
         self.is_freed = False
         # What to do at which time while ranks that raised nothing still run.
         self.alarms: list[tuple[float, Callable[[], None]]] = []
+        self.pulses = Pulses(engines, LOOK_S)
+        self.alarms.append((time.monotonic() + LOOK_S, self._look))
 
     def follow(self, futures: dict[int, Future]) -> None:
         """Have the replies of these ranks come as events."""
@@ -190,6 +197,28 @@ class Following:
             self.is_freed = True
             self.engines.free(sorted(self.waiting))
 
+    def free_waiting(self) -> None:
+        """Break off the collectives that ranks have waited in for a while."""
+        seen = self.pulses.look()
+        waiting = [rank for rank, one in seen.items() if one.waits and one.still_s > WAITED_S]
+        if chosen := sorted(self.waiting.intersection(waiting)):
+            self.is_freed = True
+            self.engines.free(chosen)
+
+    def _look(self) -> None:
+        """Say so when the ranks wait for each other, or for one that does not come."""
+        if self.is_told or not self.waiting:
+            return
+        seen = self.pulses.look()
+        found = stall.judge(seen, stall.LEAST_S)
+        if found is None:
+            self.alarms.append((time.monotonic() + LOOK_S, self._look))
+            return
+        self.is_told = True
+        taken = stacks.take(self.engines, [*found.ranks, *found.waiting])
+        told = stall.in_cell(found, taken, seen)
+        self.screen.note(f"{told} Interrupt the kernel to end the cell.")
+
     def _say_stuck(self) -> None:
         if self.waiting and not self.is_told:
             self.is_told = True
@@ -225,6 +254,7 @@ def _interrupt(following: Following) -> None:
         if following.waiting:
             following.engines.interrupt(sorted(following.waiting))
             # A rank that waits in a collective hears of it only once that is broken off.
+            following.free_waiting()
             following.alarms.append((time.monotonic() + FREE_S, following.free))
             following.is_told = True
         done = following.until_done(INTERRUPTED_S)
@@ -235,7 +265,8 @@ def _interrupt(following: Following) -> None:
         following.give_up()
         raise RankError(
             f"The interrupt has not yet ended the cell on {named(stuck)}: it ends when the call "
-            "it is in returns. Variables stay; %dist_stop ends the ranks."
+            f"it is in returns. Variables stay; %dist_replace {stuck[0]} ends it, %dist_stop "
+            "all ranks."
         ) from None
 
 

@@ -86,10 +86,22 @@ def places(stacks: Mapping[int, Stack]) -> str:
 
 
 def standing(stacks: Mapping[int, Stack], seen: Mapping[int, Seen]) -> str:
-    """Each rank that waits with what and where: `rank 0 in barrier (cell 2, line 9)`."""
+    """Each rank with what it is in and where: `rank 0 in barrier (cell 2, line 9); rank 1 idle`."""
     told: dict[str, list[int]] = {}
     for rank, one in seen.items():
         where = stacks[rank].where if rank in stacks else ""
-        what = "done" if one.is_idle else f"in {one.operation or one.beat.phase}"
+        what = "idle" if one.is_idle else f"in {one.operation or one.beat.phase}"
         told.setdefault(f"{what} ({where})" if where and not one.is_idle else what, []).append(rank)
     return "; ".join(f"{named(ranks)} {what}" for what, ranks in told.items())
+
+
+def in_cell(found: Stall, taken: Mapping[int, Stack], seen: Mapping[int, Seen]) -> str:
+    """A sentence on ranks that stand still in a cell."""
+    if found.kind == DEADLOCK:
+        return f"The ranks wait for each other: {standing(taken, seen)}."
+    what = "the process is stopped"
+    if found.kind == BUSY:
+        place = places({rank: taken[rank] for rank in found.ranks if rank in taken})
+        what = f"still in the cell after {found.for_s:.0f} s{f' ({place})' if place else ''}"
+    held = f"; held up: {held_up(found.waiting, seen)}" if found.waiting else ""
+    return f"{named(found.ranks).capitalize()}: {what}{held}."

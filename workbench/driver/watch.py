@@ -8,7 +8,6 @@ which breaks the step off; replace, which kills the process so that another take
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 PERIOD_S = 0.1
 # What waits in a collective hears of an interrupt only once that is broken off.
 FREE_S, POLL_S = 0.5, 0.01
+NOBODY = 0  # no process has this pid
 WAIT, INTERRUPT, REPLACE = "wait", "interrupt", "replace"
 
 
@@ -51,7 +51,7 @@ class Watch:
 
     def forget(self) -> None:
         """What stands still is ended by force: it does not go on by itself."""
-        self._pids = []
+        self._pids = [NOBODY]
 
     def _live(self) -> None:
         while self.run.state != "gone" and not self.run.engines.stopped:
@@ -193,13 +193,14 @@ def break_off(engines: Engines, ranks: list[int] | None = None) -> list[int]:
 def fence(engines: Engines, rank: int) -> int:
     """Kill the process of a rank, whatever it does, as if it had been lost -> its pid.
 
-    Raises EnginesError for a rank that is gone, InputError for one that is not there.
+    Returns once it is gone. Raises EnginesError for a rank that was gone before, InputError for one
+    that is not there.
     """
     stacks.chosen(engines, [rank])
     row = engines.status()[rank]
     if row["state"] != "alive":
         raise EnginesError(f"Rank {rank} is gone already ({row['state']}).")
-    engines.processes.signal([row["key"]], signal.SIGKILL)
+    engines.end_process(engines.roster.members[rank])
     return row["pid"]
 
 
