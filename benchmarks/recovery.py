@@ -95,7 +95,7 @@ def theirs(script: Path) -> float:
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, env={**os.environ, **told}, **how) as process:
         killed_s, last = 0.0, 0
-        for line in process.stdout:
+        for line in process.stdout or ():
             if not line.startswith("step "):
                 continue
             step = int(line.split()[1])

@@ -152,13 +152,13 @@ class Watch:
     def __init__(self) -> None:
         self.took_s = 0.0
         self.moved: Moved | None = None
-        self._move_state = remote.move_state
-        remote.move_state = self._timed
+        self._carry = remote.carry
+        remote.carry = self._timed
 
-    def _timed(self, old: Any, new: Any) -> Moved:
+    def _timed(self, kept: Any, new: Any) -> Moved | None:
         dist.barrier()
         began_s = time.perf_counter()
-        self.moved = self._move_state(old, new)
+        self.moved = self._carry(kept, new)
         self.took_s = time.perf_counter() - began_s
         return self.moved
 

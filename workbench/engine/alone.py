@@ -181,7 +181,8 @@ class Lone:
             if here.rank == 0:
                 _remove_old(Path(will.root), will)
             with remote.doing("begin_save"):
-                remote.begin_save(will.root, f"step-{step}", will.meta, True, True)
+                how = {"unique": True, "is_training": True, "exports": False}
+                remote.begin_save(will.root, f"step-{step}", will.meta, how)
         except (WorkbenchError, OSError) as error:  # a disk that is full must not end the training
             print(f"Step {step} was not saved: {error}", flush=True)  # noqa: T201
 
