@@ -214,10 +214,6 @@ EVENTS = {
     "saved": "已在第 {step} 步保存 {name}：{size}，训练停顿 {stall_ms} ms，写入用时 {write_ms} ms",
     "restored": "已恢复 {name}（第 {step} 步，保存时为 {layout}）",
     "already": "已经是{strategy}（{layout}）",
-    "skipped": "第 {step} 步：{cause}，所有进程都略过了这一步的更新",
-    "diverging": "第 {step} 步的损失为 {loss}，已连续 {steps} 步超过平时 {usual} 的 {factor} 倍："
-    "请降低学习率、裁剪梯度，或恢复检查点。",
-    "fault": "注入故障：{fault}",
     "attached": "另一个内核在第 {step} 步后接管",
     "controller_back": "控制器{how}；{took_s} 秒后由新的控制器接管，没有任何丢失。",
     "lost": "{ranks} 在第 {step} 步丢失：{why}",
@@ -234,6 +230,10 @@ EVENTS = {
     "deadlock": "各进程互相等待已 {for_s} 秒：{standing}。%dist_interrupt 中断此步。",
     "moves_again": "{who}：{for_s} 秒后恢复运行，没有丢失任何内容",
     "stall_ends": "{who}：{for_s} 秒后按 --on-stall 执行 {policy}",
+    "skipped": "第 {step} 步：{cause}，所有进程都略过了这一步的更新",
+    "diverging": "第 {step} 步的损失为 {loss}，已连续 {steps} 步超过平时 {usual} 的 {factor} 倍："
+    "请降低学习率、裁剪梯度，或恢复检查点。",
+    "fault": "注入故障：{fault}",
     "switched": "自第 {step} 步起为{strategy}（{layout}），用时 {took_ms} ms，移动 {moved}",
 }
 MARKS = {
