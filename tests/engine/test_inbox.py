@@ -12,7 +12,7 @@ from workbench.engine.inbox import MOST_KEPT, Inbox
 def test_a_request_that_comes_again_is_answered_and_not_executed():
     inbox, calls = Inbox(), itertools.count(1)
     take = lambda number, received=0: inbox.take(  # noqa: E731
-        lambda: {"value": next(calls)}, sender="one", number=number, received=received
+        "name", lambda: {"value": next(calls)}, sender="one", number=number, received=received
     )
     assert take(1) == take(1) == {"value": 1}
     assert take(2) == {"value": 2}

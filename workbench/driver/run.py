@@ -237,8 +237,7 @@ class Run(Asked, Readings):
                 self._meet(error)
             except Exception as error:  # noqa: BLE001 - the thread must live to say what happened
                 self.fail(RunError(f"The run's thread met {type(error).__name__}: {error}"))
-        self.diary.keep(self)
-        self.testament.keep(self)
+        self._note_down()
         with self._putting:
             self._is_closed = True
             self._refuse_rest()
@@ -255,8 +254,7 @@ class Run(Asked, Readings):
     def _turn(self) -> None:
         """One event: a slice that ended, or a command; then feed."""
         feeder = self.feeder
-        self.diary.keep(self)
-        self.testament.keep(self)
+        self._note_down()
         if self.state == "running" and self._commands.empty():
             feeder.feed(self.saving.next_stop())
         if not feeder.in_flight and (self.state != "running" or not self._commands.empty()):
@@ -274,6 +272,10 @@ class Run(Asked, Readings):
         self.saving.finish()
         self.happened("finished", step=self.step_now)
         self.set_state("finished")
+
+    def _note_down(self) -> None:
+        self.diary.keep(self)
+        self.testament.keep(self)
 
     def _act(self, verb: str, how: dict, future: Future) -> None:
         if verb == "end":
@@ -296,6 +298,7 @@ class Run(Asked, Readings):
             raise
         else:
             self.set_pending("")
+            self._note_down()  # what was done is to be known to the next kernel, too
             if isinstance(result, Future):  # it goes on beside the training
                 follow(future, result)
             else:
