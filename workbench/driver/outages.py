@@ -14,8 +14,8 @@ class Outage:
     """One fault, from the moment it was noticed to the first new step.
 
     step: the one that all ranks had finished. marks: (what was done, seconds since it was noticed)
-    in their order; the last is the first new step. num_losses: those that came before it was over
-    among them. lost_steps: taken once more afterwards.
+    in their order; the last is the first new step. ranks: that were lost, each as often as it was.
+    lost_steps: taken once more afterwards.
     source: where the state came from.
     """
 
@@ -24,7 +24,7 @@ class Outage:
     began_s: float
     time_s: float = field(default_factory=time.time)
     marks: list[tuple[str, float]] = field(default_factory=list)
-    num_losses: int = 1
+    ranks: list[int] = field(default_factory=list)
     lost_steps: int = 0
     source: str = ""
     filled: str = ""
@@ -73,13 +73,13 @@ class Outages:
         """The newest."""
         return self.all[-1]
 
-    def begin(self, why: str, step: int, began_s: float) -> Outage:
+    def begin(self, why: str, ranks: list[int], step: int, began_s: float) -> Outage:
         """A fault was noticed; one that comes before the last is over is a part of it."""
         if self.all and not self.all[-1].is_over:
             self.all[-1].why += f"; {why}"
-            self.all[-1].num_losses += 1
-            return self.all[-1]
-        self.all.append(Outage(why, step, began_s))
+        else:
+            self.all.append(Outage(why, step, began_s))
+        self.all[-1].ranks += ranks
         return self.all[-1]
 
     def new_step(self) -> Outage | None:

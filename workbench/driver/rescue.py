@@ -8,6 +8,7 @@ not hold the whole of it, the last checkpoint does; without one the training beg
 from __future__ import annotations
 
 import time
+from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,7 @@ def _begin(run: Run, gone: list[int]) -> Outage:
     members = run.engines.roster.members
     if gone:
         why = "; ".join(f"rank {rank}: {members[rank].gone}" for rank in gone)
-        run.outages.begin(why, run.step_now, min(members[rank].gone_s for rank in gone))
+        run.outages.begin(why, gone, run.step_now, min(members[rank].gone_s for rank in gone))
         run.happened("lost", ranks=named(gone).capitalize(), why=why, step=run.step_now)
         run.marks.append({"step": run.step_now, "label": "lost", "kind": "fault"})
     run.outages.last.mark("free")
@@ -101,13 +102,13 @@ def _begin(run: Run, gone: list[int]) -> Outage:
 
 def _must_wait(run: Run, how: str, outage: Outage) -> bool:
     """Whether the user is to say what happens."""
-    num_losses = sum(
-        one.num_losses for one in run.outages.all[-MOST_AT_ONE_STEP:] if one.step == outage.step
-    )
-    if num_losses > MOST_AT_ONE_STEP and run.state != "waiting":
+    here = [one for one in run.outages.all[-MOST_AT_ONE_STEP:] if one.step == outage.step]
+    lost = Counter(rank for one in here for rank in one.ranks)
+    rank, times = max(lost.items(), key=lambda item: item[1], default=(0, 0))
+    if times > MOST_AT_ONE_STEP and run.state != "waiting":
         run.tell(
             "error",
-            f"A rank was lost {num_losses} times at step {outage.step + 1:,}: what the recipe does "
+            f"Rank {rank} was lost {times} times at step {outage.step + 1:,}: what the recipe does "
             "there may be the cause.",
         )
         return True
