@@ -333,3 +333,10 @@ def test_a_goal_behind_the_checkpoint_is_refused_with_the_one_that_is_meant(clus
     assert engines.run is run
     again = engines.train(cell=GOOD, steps=13, directory=tmp_path, restore="last")
     assert again.wait()["step"] == 13
+
+
+def test_metrics_can_be_asked_for_before_any_step(clusters, tmp_path):
+    run = clusters(2).train("digits", steps=5, directory=tmp_path, start=False)
+    before = run.evaluate()
+    assert run.step(2) == 2
+    assert before.keys() == run.evaluate().keys() != set()

@@ -79,7 +79,7 @@ def _fix_order(wrapped: DistributedDataParallel, part: nn.Module, meter: Meter) 
     wrapped.module = _Each(part)
     wrapped.require_forward_param_sync = False  # the buffers it would send are the model's
     try:
-        with meter.dry():
+        with meter.dry(), torch.enable_grad():  # metrics may be asked for before any step
             wrapped().backward()
     finally:
         wrapped.module = part
