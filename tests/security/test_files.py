@@ -29,6 +29,10 @@ UNSAFE = {
 }  # fmt: skip
 
 
+# What one rank tells another by the notebook, in messages that are encrypted or signed; no file.
+MESSAGES = ("engine/regroup.py: pickle.loads",)
+
+
 class Payload:
     """What touches a file when it is unpickled."""
 
@@ -99,10 +103,10 @@ def test_nothing_of_ours_unpickles_a_file():
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE:
-                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+                found.append(f"{path.relative_to(PACKAGE)}: {ast.unparse(node.func)}")
             if isinstance(node, ast.ImportFrom) and node.module in ("pickle", "marshal", "shelve"):
-                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
-    assert found == []
+                found.append(f"{path.relative_to(PACKAGE)}: from {node.module}")
+    assert sorted(found) == sorted(MESSAGES)
 
 
 @pytest.mark.parametrize("version", ["2.5.1", "2.9.0+cu128", "1.13.1", "2.10.0"])
