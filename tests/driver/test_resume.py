@@ -78,3 +78,11 @@ def test_save_then_new_ranks_then_restore_is_as_going_on(clusters, tmp_path, lay
     assert again.wait(60)["state"] == "finished"
     assert again.history.steps == list(range(SAVED + 1, GOAL + 1))
     assert (again.history.loss, written(again, "end")) == on
+
+
+def test_replicas_are_measured_after_the_first_step_and_train_on(clusters, tmp_path):
+    run = clusters(2).train("digits", steps=1, directory=tmp_path)
+    assert run.wait(60)["state"] == "finished"
+    assert set(run.metrics) == {"accuracy"}
+    run.resume(steps=3)
+    assert run.wait(60)["step"] == 4
