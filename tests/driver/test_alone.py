@@ -116,7 +116,7 @@ def test_when_a_rank_is_lost_the_others_stop_and_wait_for_a_kernel(left, tmp_pat
     run = attach().run
     assert run is not None
     assert 300 <= run.step_now < 1500
-    assert run.wait(90)["state"] == "finished"
+    assert run.wait(90)["state"] == "finished", [run.message, *run.events[-6:]]
     is_whole(run, 1500)
 
 

@@ -243,6 +243,9 @@ def _recall(run: Run, logs: list[str]) -> None:
 
 def _settle(run: Run, told: dict[int, Told]) -> None:
     """Do what the other kernel would have done next: about an error, or at the goal."""
+    if run.engines.roster.gone():
+        run.look()  # its thread brings them back
+        return
     errors = {
         rank: info["training"]["error"]
         for rank, info in told.items()
