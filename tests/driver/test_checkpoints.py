@@ -65,7 +65,7 @@ def test_a_path_is_taken_as_it_is(root, tmp_path_factory):
     [
         ("step-12", "No checkpoint named 'step-12'. Did you mean 'step-120'? Known: best, step-1"),
         ("130", "No checkpoint of step 130. Steps saved: 100, 120."),
-        ("broken", "Checkpoint broken is damaged: its manifest.json is cut short or changed."),
+        ("broken", "Checkpoint broken is damaged: manifest.json is cut short or changed."),
         ("other", "is no checkpoint: it has no manifest.json."),
         ("/nowhere/x", "/nowhere/x is no checkpoint: it is not there."),
         ("..", "No checkpoint named '..'."),
