@@ -44,9 +44,10 @@ def read(path: Path) -> dict[str, Any]:
     """
     name = path.name
     try:
-        if path.is_dir() and not (path / FILE_NAME).is_file():
+        file = path / FILE_NAME
+        if file.exists() and not (file.is_file() or file.is_dir()):
             raise FileNotFoundError  # a pipe, say, which would be read for ever
-        manifest = json.loads((path / FILE_NAME).read_text(encoding="utf-8"))
+        manifest = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         what = "has no manifest.json" if path.is_dir() else "is not there"
         raise CheckpointError(f"{path} is no checkpoint: it {what}.") from None
