@@ -17,7 +17,7 @@ def typing(kernel: Kernel, request: pytest.FixtureRequest) -> Kernel:
 @pytest.mark.parametrize(
     ("code", "offered"),
     [
-        ("%dist_start --n", ["--num-ranks"]),
+        ("%dist_start --nu", ["--num-ranks"]),
         ("%dist_start -n 2 --ti", ["--timeout"]),
         ("%dist_train dig", ["digits"]),
         ("x = 1\nrun = %dist_train py", ["pytext"]),

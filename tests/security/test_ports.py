@@ -110,7 +110,7 @@ def test_the_audit_lists_the_same_sockets(kernel: Kernel):
     }
     assert all(row["local"] for row in rows)
     text = kernel("%dist_audit").text
-    assert "all on this machine alone; nobody was refused" in text
+    assert "all on this machine alone" in text
     assert "other users may open" not in text
     assert ("CURVE" in text) == ("yes" in text)
 

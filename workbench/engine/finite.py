@@ -166,4 +166,6 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _local(grad: Tensor) -> Tensor:
-    return grad.to_local() if isinstance(grad, DTensor) else grad
+    if isinstance(grad, DTensor):
+        return grad.to_local()
+    return grad.coalesce().values() if grad.is_sparse else grad
