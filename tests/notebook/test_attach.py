@@ -14,6 +14,13 @@ from kernel import Kernel
 from workbench.driver import session
 
 
+@pytest.fixture(autouse=True)
+def _nobody_else(clusters) -> None:
+    """No other cluster is there to attach to."""
+    clusters.close()
+    session.end_abandoned()
+
+
 @pytest.fixture
 def killed(tmp_path) -> Iterator[list[int]]:
     """Pids of the ranks of a training whose kernel was killed."""

@@ -34,7 +34,7 @@ def test_the_phases_of_an_outage_add_up(run):
 
 def test_what_the_driver_marks_is_known_to_the_panel():
     outages = Outages("replace")
-    outage = outages.begin("rank 1: killed", 3, 0.0)
+    outage = outages.begin("rank 1: killed", [1], 3, 0.0)
     for what in ("free", "places filled", "met", "state"):
         outage.mark(what)
     outages.new_step()

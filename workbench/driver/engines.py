@@ -317,7 +317,12 @@ def start(  # noqa: PLR0913 - keyword-only
     places = place(n, held.devices(), num_cores(), use_cpu=cpu)
     check_spares(spares)
     how = {"lease_s": lease or local.FOREVER_S, "num_spares": spares, "curve": curve}
-    launched = local.launch(held, places, timeout_s=timeouts.total_s, **how)
+    try:
+        launched = local.launch(held, places, timeout_s=timeouts.total_s, **how)
+    except StartError:
+        # Twice in some thousand starts on a very busy machine the controller ended at once, and
+        # said nothing of why. What is really wrong is wrong the second time, too.
+        launched = local.launch(held, places, timeout_s=timeouts.total_s, **how)
     engines = Engines(launched, places, timeouts, spares)
     try:
         engines.meet(launched.connection_file)

@@ -12,10 +12,12 @@ so they are sent again and again until the first is answered, and once more then
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Any
 import ipyparallel as ipp
 import zmq
 from ipyparallel.serialize import PrePickled
+from traitlets.log import get_logger
 
 from workbench import door
 from workbench.errors import EnginesError
@@ -31,6 +34,21 @@ from workbench.errors import EnginesError
 # Between two times that unanswered requests are sent again; the last of them is kept to.
 AGAIN_S = (0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.5, 0.5, 1.0, 2.0, 5.0)
 ASK_S = 0.05
+
+
+@contextlib.contextmanager
+def _without_signing_told() -> Iterator[None]:
+    """Messages that are encrypted have no signature, of which the session warns the user."""
+
+    def matters(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Message signing is disabled")
+
+    logger: Any = get_logger()
+    logger.addFilter(matters)
+    try:
+        yield
+    finally:
+        logger.removeFilter(matters)
 
 
 @dataclass
@@ -55,7 +73,8 @@ class Mail:
     """The connection of one kernel to a cluster's controller."""
 
     def __init__(self, connection_file: Path, timeout_s: float) -> None:
-        self._client = ipp.Client(str(connection_file), timeout=int(timeout_s))
+        with _without_signing_told():
+            self._client = ipp.Client(str(connection_file), timeout=int(timeout_s))
         # What ranks print comes by a way of its own (driver/echo.py).
         iopub = self._client._iopub_socket
         assert iopub is not None
