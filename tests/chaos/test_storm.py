@@ -39,7 +39,7 @@ def ride_out(clusters, folder, seed, count):
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
 
 
-# Not in the ordinary suite yet: on a very busy machine one in some storms still ends with ranks that
+# Not in the ordinary suite yet: on a very busy machine some storms still end with ranks that
 # take longer to meet than a storm waits (docs/log.md).
 @pytest.mark.soak
 @pytest.mark.timeout(900)
