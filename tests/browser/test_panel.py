@@ -324,7 +324,6 @@ def test_nothing_is_cut_or_covered(lab: Lab, width: int, ranks: int):
             lab.cell(2).locator(f"{css}:visible").first.bounding_box() or {}
             for css in (".wb-panel", *seen)
         )
-        )
         assert save["y"] == pause["y"]
         assert loss["y"] - top["y"] < 0.35 * height
         assert loss["y"] + loss["height"] - top["y"] < 0.6 * height
