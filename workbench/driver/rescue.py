@@ -31,7 +31,6 @@ from workbench.spec.layout import Layout
 from workbench.spec.limits import why_not
 
 if TYPE_CHECKING:
-    from workbench.driver.outages import Outage
     from workbench.driver.run import Run
 
 # How often a recovery is tried anew when it meets the next loss.
@@ -112,8 +111,8 @@ def _must_wait(run: Run, how: str, outage: Outage) -> bool:
             "there may be the cause.",
         )
         return True
-    spares = [spare for spare in run.engines.roster.spares if not spare.gone]
-    return how == "wait" and len(spares) < len(run.engines.roster.gone())
+    roster = run.engines.roster
+    return how == "wait" and roster.num_ready() < len(roster.gone())
 
 
 def _wait(run: Run, gone: list[int]) -> None:
@@ -133,8 +132,7 @@ def smaller(run: Run) -> Layout | None:
     used = min(old.world_size, left) if num_idle else left
     if not left or old.world_size != max(old.dp_replicate, old.dp_shard):
         return None
-    text = f"dp{used}" if old.dp_replicate > 1 else f"fsdp{used}"
-    layout = Layout(dp_replicate=used) if text.startswith("dp") else Layout(dp_shard=used)
+    layout = Layout(dp_replicate=used) if old.dp_replicate > 1 else Layout(dp_shard=used)
     return None if why_not(layout, run.limits, left) else layout
 
 
@@ -143,8 +141,7 @@ def _go_on(run: Run, how: str, outage: Outage, rendezvous_s: float) -> None:
     engines, layout = run.engines, run.layout
     roster = engines.roster
     gone = roster.gone()
-    spares = sum(not spare.gone for spare in roster.spares)
-    fewer = smaller(run) if how == "shrink" and spares < len(gone) else None
+    fewer = smaller(run) if how == "shrink" and roster.num_ready() < len(gone) else None
     if fewer is not None:
         run.outages.wide = run.outages.wide or layout
         roster.shrink()

@@ -79,7 +79,7 @@ def faults(run: Run) -> dict[str, Any]:
         **run.outages.totals(history.wall_s, history.timed_steps),
         "outages": [outage.to_dict() for outage in run.outages.all],
         "policy": run.outages.policy,
-        "spares": sum(not spare.gone for spare in roster.spares),
+        "spares": roster.num_ready(),
         # What it could go on with where it waits for a word about that.
         "smaller": str(rescue.smaller(run) or "") if run.state == "waiting" else "",
     }
