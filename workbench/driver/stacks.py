@@ -121,7 +121,9 @@ def _written(asked: dict[int, tuple[Path, pulse.Beat]]) -> dict[int, Stack]:
             frames, is_whole = stacks.parse(_text(path), beat.thread)
             if is_whole or is_late:
                 state = "running" if frames else "no answer"
-                found[rank] = Stack(state, tuple(frames), beat.phase == pulse.IDLE)
+                # At which call of its loop an idle one waits says nothing, and differs.
+                is_idle = beat.phase == pulse.IDLE
+                found[rank] = Stack(state, () if is_idle else tuple(frames), is_idle)
         time.sleep(POLL_S)
     return found
 

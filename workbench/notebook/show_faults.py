@@ -31,10 +31,10 @@ class Stacks(dict[int, Stack]):
             what = f" ({', '.join(sorted(doing))})" if any(doing) else ""
             state = "" if stack.state == "running" else f": {stack.state}"
             idle = ": idle, waits for what is asked of it" if stack.is_idle else state
-            calls = [] if stack.is_idle else [
+            calls = [
                 (f"{frame.file}:{frame.line} in {frame.name}", is_users(frame))
                 for frame in reversed(stack.own)
-            ]  # fmt: skip
+            ]
             found.append((f"{named(ranks).capitalize()}{idle}{what if not idle else ''}", calls))
         return found
 
