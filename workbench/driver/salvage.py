@@ -6,7 +6,6 @@ booked, whether its reply came or not.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -98,9 +97,7 @@ def _told(run: Run, rank: int, member: Member, futures: list[Future]) -> dict[st
 def complete(directory: Path, rank: int, world: int, log: str) -> None:
     """Write in the journal of a rank that was lost, some time ago, what its pulse still tells."""
     path = directory / "journal" / f"rank{rank}.jsonl"
-    first = 1
-    with contextlib.suppress(OSError):
-        first += _last_step(path)
+    first = 1 + _last_step(path)
     rows = pulse.read_steps(pulse.path_of(log), first)
     columns = {name: [row[name] for row in rows] for name in COLUMNS}
     _journal(directory, {"rank": rank, "world": world, "first": first, "columns": columns})
@@ -131,11 +128,15 @@ def _journal(directory: Path, told: dict[str, Any]) -> None:
         return  # as for the ranks themselves, a full disk must not end the training
 
 
-def _last_step(path: Any) -> int:
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - TAIL_BYTES))
-        lines = file.read().splitlines()
+def _last_step(path: Path) -> int:
+    """The step that the journal ends with; 0 where it has none, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
     for line in reversed(lines):
         try:
             return int(json.loads(line)["step"])
