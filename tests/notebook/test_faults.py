@@ -5,21 +5,9 @@ from __future__ import annotations
 import pytest
 from kernel import Kernel
 
-RECIPE = """
-import torch
-from torch import nn
-calls = 0
-def model():
-    return nn.Linear(4, 1)
-def data():
-    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    return x, x.sum(1, keepdim=True)
-def loss(output, target):
-    global calls
-    calls += output.requires_grad
-    while rank == 1 and calls == 9: pass
-    return nn.functional.mse_loss(output, target)
-"""
+from tests.driver.test_run import CELL
+
+RECIPE = CELL.format(fault="while rank == 1 and calls == 9: pass")
 STANDS = """
 import time
 deadline_s = time.monotonic() + 30

@@ -6,6 +6,8 @@ import dis
 from collections.abc import Iterable, Iterator
 from types import CodeType
 
+from workbench.spec.bound import bound, code_of
+
 MOST_CELLS = 500
 
 
@@ -18,37 +20,22 @@ def needed(cell: tuple[int, str], before: Iterable[tuple[int, str]]) -> list[tup
     wanted = _used(cell[1])
     chosen = []
     for one in reversed(list(before)):
-        if wanted & _bound(one[1]):
+        if wanted & bound(one[1]):
             chosen.append(one)
             wanted |= _used(one[1])
     return [*reversed(chosen), cell]
 
 
-def _code(text: str) -> CodeType | None:
-    try:
-        return compile(text, "<cell>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _bound(text: str) -> set[str]:
-    """Names that a cell binds at its top level."""
-    code = _code(text)
-    if code is None:
-        return set()
-    return {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_NAME"}
-
-
 def _used(text: str) -> set[str]:
     """Names a cell takes from outside: read before it binds them, or in what it defines."""
-    code = _code(text)
+    code = code_of(text)
     if code is None:
         return set()
-    used, bound = set(), set()
+    used, here = set(), set()
     for step in dis.get_instructions(code):
         if step.opname == "STORE_NAME":
-            bound.add(step.argval)
-        elif step.opname == "LOAD_NAME" and step.argval not in bound:
+            here.add(step.argval)
+        elif step.opname == "LOAD_NAME" and step.argval not in here:
             used.add(step.argval)
     inner = {
         step.argval
@@ -56,7 +43,7 @@ def _used(text: str) -> set[str]:
         for step in dis.get_instructions(part)
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
-    return used | (inner - _bound(text))
+    return used | (inner - bound(text))
 
 
 def _parts(code: CodeType) -> Iterator[CodeType]:

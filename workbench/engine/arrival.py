@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import gc
 import linecache
 import os
@@ -19,12 +18,16 @@ import numpy as np
 import torch
 
 from workbench.engine import alone, cell, output, recompute, source, stacks
+from workbench.engine import recipe as recipes
+from workbench.engine.blueprint import Plan
 from workbench.engine.breakable import Breakable
 from workbench.engine.here import here, world
 from workbench.engine.kept import Kept
 from workbench.engine.told import MOST_CHARS
 from workbench.engine.world import Meeting, World
 from workbench.spec import pulse
+from workbench.spec.bound import bound
+from workbench.spec.options import TrainOptions
 from workbench.spec.stacks import path_of
 
 
@@ -169,8 +172,19 @@ def _way_out() -> None:
             here.world.free()
 
 
-def defined_by_cell() -> dict[str, Any]:
+def planned(recipe: str | None, from_cell: bool, chosen: TrainOptions) -> Plan:
+    """A built-in recipe by name, or what the last cell defined, with what the user has chosen.
+
+    Raises RecipeError.
+    """
+    if from_cell:
+        found = recipes.from_namespace(_defined_by_cell(), recipe, chosen.size)
+    else:
+        found = recipes.builtin(str(recipe), chosen.size)
+    return Plan(found.changed(batch=chosen.batch, seed=chosen.seed), chosen)
+
+
+def _defined_by_cell() -> dict[str, Any]:
     """What the last cell bound at its top level: earlier cells are no part of a recipe."""
-    code = compile("".join(linecache.getlines(here.cell)), here.cell, "exec")
-    bound = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_NAME"}
-    return {name: here.namespace[name] for name in bound if name in here.namespace}
+    names = bound("".join(linecache.getlines(here.cell)))
+    return {name: here.namespace[name] for name in names if name in here.namespace}

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from workbench.engine import recipe as recipes
-from workbench.engine.arrival import defined_by_cell, leave, meet, reseed, run_cell
-from workbench.engine.blueprint import Blueprint, Plan
+from workbench.engine.arrival import leave, meet, planned, reseed, run_cell
+from workbench.engine.blueprint import Blueprint
 from workbench.engine.carry import carry
 from workbench.engine.here import here, together
 from workbench.engine.journal import Journal
@@ -61,17 +60,13 @@ def prepare(recipe: str | None, cells: list[tuple[int, str]], options: dict, fou
             "The cell that defines the recipe cannot be run again in a new process: "
             f"{first['name']}: {first['text']}"
         )
-    if cells:
-        made = recipes.from_namespace(defined_by_cell(), recipe, chosen.size)
-    else:
-        made = recipes.builtin(str(recipe), chosen.size)
-    made = made.changed(batch=chosen.batch, seed=chosen.seed)
-    with seeded(made.seed):
+    plan = planned(recipe, bool(cells), chosen)
+    with seeded(plan.recipe.seed):
         # Not on the device, to which a spare is bound only once it is needed.
-        here.prepared = Blueprint(Plan(made, chosen), made.model(), torch.device("cpu"))
+        here.prepared = Blueprint(plan, plan.recipe.model(), torch.device("cpu"))
     here.prepared.learn(known)
     _warm_up()
-    if _looks(made) == looks:
+    if _looks(plan.recipe) == looks:
         return ""
     return (
         "A new process draws other data than the ranks did, so the curve may differ from here on: "

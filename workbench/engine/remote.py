@@ -11,18 +11,16 @@ from pathlib import Path
 import torch
 
 from workbench.engine import checkpoint, flops, state
-from workbench.engine import recipe as recipes
 from workbench.engine.armed import arm, disarm
 from workbench.engine.arrival import (
     arrive,
-    defined_by_cell,
     is_broken,
     join,
     leave,
+    planned,
     reseed,
     run_cell,
 )
-from workbench.engine.blueprint import Plan
 from workbench.engine.carry import carry
 from workbench.engine.export import script
 from workbench.engine.here import break_off as _break_off
@@ -58,12 +56,9 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
     """
     chosen, wanted = TrainOptions(**options), Layout(**layout)
     with _together():
-        if from_cell:
-            found = recipes.from_namespace(defined_by_cell(), recipe, chosen.size)
-        else:
-            found = recipes.builtin(str(recipe), chosen.size)
-        found = found.changed(batch=chosen.batch, seed=chosen.seed)
-        trainer = first_trainer(Plan(found, chosen), wanted, _world())
+        plan = planned(recipe, from_cell, chosen)
+        trainer = first_trainer(plan, wanted, _world())
+    found = plan.recipe
     _here.trainer, _here.kept, _here.torn = trainer, None, False
     _here.journal = Journal(Path(directory))
     about = {
