@@ -72,8 +72,11 @@ class Trainer:
         """What takes microbatches; made with the first step, when the values are there."""
         if self._pass is None:
             if self._is_ddp:
+                # A rank that is new here learns it from the others: buckets in another order in
+                # one step would be another sum in its last bits.
                 group, is_known = self.spread.group("dp_replicate"), self.blueprint.all_used
-                self._seeks_unused = not dp_replicate.all_know(is_known, group, self.world.device)
+                is_known = dp_replicate.any_knows(is_known, group, self.world.device)
+                self.blueprint.all_used, self._seeks_unused = is_known, not is_known
             self._pass = self.spread.ready(
                 self._enter, self._weighted, seeks_unused=self._seeks_unused
             )

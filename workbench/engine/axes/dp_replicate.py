@@ -48,10 +48,10 @@ def spread(
     return wrapped
 
 
-def all_know(is_known: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether all ranks know of a thing; collective."""
+def any_knows(is_known: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether any rank knows of a thing, which is then so for all; collective."""
     told = torch.tensor([int(is_known)], device=device)
-    dist.all_reduce(told, dist.ReduceOp.MIN, group=group)
+    dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
     return bool(told.item())
 
 
