@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -92,6 +93,8 @@ def theirs(script: Path) -> float:
         "--monitor-interval", "0.1", "--nproc-per-node", str(RANKS), str(script),
     ]  # fmt: skip
     told = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+    # Else the second generation finds addresses of the first in the agent's store, and ends.
+    told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, env={**os.environ, **told}, **how) as process:
         killed_s, last = 0.0, 0
@@ -117,7 +120,7 @@ def rival(exported: Path, folder: Path) -> Path:
     if loop not in text or tail not in text:
         raise RuntimeError(f"{exported} has no loop to add saves to.")
     added = RESUME.format(kept=str(folder / "kept.pt"), save_every=SAVE_EVERY).lstrip("\n")
-    text = text.replace(loop, added)
+    text = re.sub(r"(?m)^STEPS = .*", "STEPS = 10**6", text.replace(loop, added))
     script = folder / "rival.py"
     script.write_text(text.replace(tail, f"{tail}        save(step + 1)\n"))
     return script
