@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -86,26 +88,34 @@ def ours(notebook: Kernel) -> tuple[float, str, dict[str, float]]:
     return took_s, "peers" if source == "the other ranks" else "checkpoint", marks
 
 
-def theirs(script: Path) -> float:
-    """Seconds from the kill of one rank to the line of the first step that is new."""
+@contextmanager
+def torchrun_with_restarts(script: Path, restarts: int) -> Iterator[subprocess.Popen]:
+    """The script on RANKS ranks; its lines come as they are printed. Ended with the context."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1",
-        "--monitor-interval", "0.1", "--nproc-per-node", str(RANKS), str(script),
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts",
+        str(restarts), "--monitor-interval", "0.1", "--nproc-per-node", str(RANKS), str(script),
     ]  # fmt: skip
     told = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
     # Else the second generation finds addresses of the first in the agent's store, and ends.
     told["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, env={**os.environ, **told}, **how) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def theirs(script: Path) -> float:
+    """Seconds from the kill of one rank to the line of the first step that is new."""
+    with torchrun_with_restarts(script, 1) as process:
         killed_s, last = 0.0, 0
         for line in process.stdout or ():
             if not line.startswith("step "):
                 continue
             step = int(line.split()[1])
             if killed_s and step > last:
-                took_s = time.monotonic() - killed_s
-                process.terminate()
-                return took_s
+                return time.monotonic() - killed_s
             last = max(last, step)
             if not killed_s and step == 12:
                 killed_s = time.monotonic()
@@ -113,13 +123,13 @@ def theirs(script: Path) -> float:
     raise RuntimeError(f"{script} took no step after a rank was killed.")
 
 
-def rival(exported: Path, folder: Path) -> Path:
+def rival(exported: Path, folder: Path, save_every: int = SAVE_EVERY) -> Path:
     """The exported script with saves and resume."""
     text, loop = exported.read_text(), "    for step in range(STEPS):\n"
     tail = "        opt.zero_grad()\n"
     if loop not in text or tail not in text:
         raise RuntimeError(f"{exported} has no loop to add saves to.")
-    added = RESUME.format(kept=str(folder / "kept.pt"), save_every=SAVE_EVERY).lstrip("\n")
+    added = RESUME.format(kept=str(folder / "kept.pt"), save_every=save_every).lstrip("\n")
     text = re.sub(r"(?m)^STEPS = .*", "STEPS = 10**6", text.replace(loop, added))
     script = folder / "rival.py"
     script.write_text(text.replace(tail, f"{tail}        save(step + 1)\n"))
