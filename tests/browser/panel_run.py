@@ -17,7 +17,9 @@ from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits
 from workbench.spec.strategy import layout_for, strategy_of
 
-ALWAYS = ["step", "save", "restore", "switch", "recover", "policy"]
+ALWAYS = [
+    "step", "save", "restore", "switch", "recover", "policy", "inject", "clear_faults",
+]  # fmt: skip
 ALLOWED = {
     "running": ["pause", "stop", *ALWAYS],
     "paused": ["resume", "stop", *ALWAYS],
@@ -82,7 +84,7 @@ class StandIn:
             "sample": None, "memory": [], "derived": {}, "branches": [], "saving": None,
             "faults": {
                 "faults": 0, "lost_steps": 0, "downtime_s": 0.0, "goodput": None, "outages": [],
-                "policy": "replace", "spares": 0, "smaller": "",
+                "policy": "replace", "spares": 0, "smaller": "", "under_way": [],
             },
         }  # fmt: skip
         self.slow_ms: dict[int, float] = {}
@@ -175,6 +177,13 @@ class StandIn:
             faults={**faults, "outages": [*faults["outages"][:-1], last]},
             state="running", alive=self._state["ranks"], message="",
         )  # fmt: skip
+
+    def _inject(self, kind: str, rank: int, for_s: float | None = None) -> None:
+        told = f"{kind} of rank {rank} in forward of step {self._state['step'] + 1}"
+        self.change(faults={**self._state["faults"], "under_way": [told]})
+
+    def _clear_faults(self) -> None:
+        self.change(faults={**self._state["faults"], "under_way": []})
 
     def _policy(self, on_loss: str) -> None:
         self.change(faults={**self._state["faults"], "policy": on_loss})

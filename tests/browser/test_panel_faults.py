@@ -51,6 +51,31 @@ def test_a_rank_is_lost_and_the_user_says_what_to_do(lab: Lab):
     assert lab.complaints == []
 
 
+def test_a_fault_is_a_button(lab: Lab):
+    told = "\nrun.commands"
+    lab.open(lab.write("strike.ipynb", (SETUP + SPARE, "panel", "run.lose(2)", told)))
+    for index in range(3):
+        assert lab.run(index)
+    drawn(lab)
+    panel = lab.cell(1)
+    wait_for(lab, ".wb-of-faults tr", "rank 2")
+    mend = panel.get_by_role("button", name="Mend", exact=True)
+    assert not mend.is_visible()
+    panel.get_by_label("which rank").select_option("3")
+    press(lab, "Slow down")
+    wait_for(lab, ".wb-of-faults", "slow of rank 3 in forward of step 138")
+    mend.click()
+    mend.wait_for(state="hidden")
+    press(lab, "Stop for 5 s")
+    wait_for(lab, ".wb-of-faults", "stall of rank 3")
+    assert lab.page.evaluate(CUT) == []
+    assert lab.run(3)
+    asked = " ".join(lab.output(3).split())
+    assert "('inject', {'kind': 'slow', 'rank': 3}), ('clear_faults', {})" in asked
+    assert "('inject', {'kind': 'stall', 'rank': 3, 'for_s': 5})" in asked
+    assert lab.complaints == []
+
+
 def test_going_back_leaves_a_branch(lab: Lab):
     cells = ("panel", "run.ask('save').result(); run.advance(40)", "run.advance(7)")
     lab.open(lab.write("back.ipynb", (SETUP, *cells)))

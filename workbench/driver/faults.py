@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.01
 ARMED, STRUCK, CLEARED, LOST = "armed", "struck", "cleared", "gone with its process"
+NAMES = tuple(Fault.__dataclass_fields__)
+LASTING = ("slow", "disk-full")
 CONTINUED = ("stop", "")  # ways to stall that end with a signal
 
 
@@ -48,6 +50,11 @@ class Faults:
                 shown["state"] = LOST
             found.append(shown)
         return found
+
+    def under_way(self) -> list[str]:
+        """What waits for its step, and what lasts until `clear`, as it is said."""
+        rows = [row for row in self.rows() if row["state"] == ARMED or _lasts(row)]
+        return [str(Fault(**{name: row[name] for name in NAMES})) for row in rows]
 
     def arm(self, fault: Fault) -> dict[str, Any]:
         """Let a rank wait for it -> its row; to be called with no slice in flight."""
@@ -76,7 +83,7 @@ class Faults:
         """Forget what waits and end what lasts, on all ranks -> how many that were."""
         told = self.run.engines.call("disarm")
         for row in self._rows:
-            if row["state"] == ARMED or row["kind"] in ("slow", "disk-full"):
+            if row["state"] == ARMED or _lasts(row):
                 row["state"] = CLEARED
         return sum(map(len, told))
 
@@ -105,14 +112,13 @@ class Faults:
         yield from map(json.loads, whole.splitlines())
 
     def _tell(self, struck: dict[str, Any]) -> None:
-        names = Fault.__dataclass_fields__
         for row in self._rows:
-            if row["state"] == ARMED and all(row[name] == struck[name] for name in names):
+            if row["state"] == ARMED and all(row[name] == struck[name] for name in NAMES):
                 row.update(state=STRUCK, struck=struck["struck"])
                 if _is_stopped(row) and row["for_s"] is not None:
                     self._continue_s[row["key"]] = time.monotonic() + row["for_s"]
                 break
-        fault = Fault(**{name: struck[name] for name in names} | {"step": struck["struck"]})
+        fault = Fault(**{name: struck[name] for name in NAMES} | {"step": struck["struck"]})
         self.run.happened("fault", fault=str(fault), step=struck["struck"])
         self.run.marks.append({"step": struck["struck"], "label": "fault"})
 
@@ -131,6 +137,10 @@ def wanted(run: Run, kind: str, rank: int | None, at_step: int | None, how: dict
             f"at_step={step}: step {run.step_now:,} is taken. Use {run.step_now + 1} or later."
         )
     return fault
+
+
+def _lasts(row: dict[str, Any]) -> bool:
+    return row["kind"] in LASTING and row["state"] == STRUCK
 
 
 def _is_stopped(row: dict[str, Any]) -> bool:

@@ -80,6 +80,7 @@ def faults(run: Run) -> dict[str, Any]:
         "outages": [outage.to_dict() for outage in run.outages.all],
         "policy": run.outages.policy,
         "spares": roster.num_ready(),
+        "under_way": run.faults.under_way(),
         # What it could go on with where it waits for a word about that.
         "smaller": str(rescue.smaller(run) or "") if run.state == "waiting" else "",
     }

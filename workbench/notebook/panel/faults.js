@@ -19,13 +19,36 @@ function policies({ make, set, put, button, send, t }) {
   };
   return row;
 }
+// One button a fault, which strikes the rank beside them in its next step.
+const FAULTS = { kill: {}, stall: { for_s: 5 }, slow: {}, nan: {}, "drop-link": {}, "disk-full": {} };
+function strikes({ make, set, put, button, send, t }) {
+  const rank = make("select", { class: "wb-button", "aria-label": t.strike_rank }), about = make("span", { class: "wb-explained" });
+  const all = Object.entries(FAULTS).map(([kind, how]) => {
+    const one = button("inject", t[`strike_${kind}`]);
+    one.press = () => send("inject", { kind, rank: +rank.value, ...how });
+    return Object.assign(one, { verb: "inject" });
+  });
+  const clear = Object.assign(button("clear_faults", t.strike_clear), { verb: "clear_faults" });
+  const row = make("div", { class: "wb-policy" }, make("span", { class: "wb-label" }, t.strike), rank, make("div", { class: "wb-segments", role: "group", "aria-label": t.strike }, ...all), clear, about);
+  row.show = (s, may) => {
+    if (rank.options.length !== s.used && s.used) {
+      const chosen = Math.min(rank.options.length ? +rank.value : 1, s.used - 1);
+      rank.replaceChildren(...Array.from({ length: s.used }, (_, at) => make("option", { value: at }, `${t.rank} ${at}`)));
+      rank.value = chosen;
+    }
+    for (const one of [...all, clear]) set(one, "aria-disabled", !may(one.verb));
+    put(about, (s.faults?.under_way || []).join("; "));
+    clear.hidden = !s.faults?.under_way?.length;
+  };
+  return row;
+}
 const counted = (faults, t) => fill(t.fault_counts, { faults: faults.faults, lost: faults.lost_steps, down: seconds(faults.downtime_s), goodput: percent(faults.goodput) });
 const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : s < 120 ? `${s.toFixed(1)} s` : `${Math.round(s / 60)} min`);
 
 function faults(fig, kit) {
-  const { make, put, set, t } = kit, row = policies(kit);
+  const { make, put, set, t } = kit, row = policies(kit), strike = strikes(kit);
   let longest = 1, latest;
-  fig.plot.append(row);
+  fig.plot.append(row, strike);
   const text = (head, show, off) => ({ head, off, show: (td, o) => put(td, show(o)) });
   const of = (o, phase) => o.phases[phase];
   const said = (td, o) => {
@@ -47,7 +70,7 @@ function faults(fig, kit) {
     put(fig.sub, s.faults?.faults ? counted(s.faults, t) : "");
     show(found, found.length ? "" : t.no_faults);
   };
-  return { draw, command: (s, may) => row.show(s, may) };
+  return { draw, command: (s, may) => [row, strike].forEach((it) => it.show(s, may)) };
 }
 
 // What a run that waits asks: shown among the controls, and only then.

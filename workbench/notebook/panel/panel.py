@@ -38,6 +38,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "switch": ("strategy", "ranks", "shard", "by", "microbatches", "schedule", "dp", "pp", "tp"),
     "recover": ("how",),
     "policy": ("on_loss",),
+    "inject": ("kind", "rank", "for_s"),
+    "clear_faults": (),
 }
 FIGURES = "figures"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
