@@ -145,17 +145,37 @@ def test_nan_stops_the_run_with_the_state_before(clusters, tmp_path):
     assert run.history.loss == pytest.approx(plain(6), rel=1e-5)
 
 
-def test_a_link_that_drops_is_told_and_the_state_kept(clusters, tmp_path):
-    run = clusters(2).train(cell=CELL, steps=6, directory=tmp_path, start=False)
+@pytest.mark.parametrize("strategy", ["dp2", "pp2, 1f1b x4"])
+def test_ranks_whose_link_drops_meet_again_and_go_on(clusters, tmp_path, strategy):
+    how = {"strategy": strategy, "directory": tmp_path, "start": False}
+    run = clusters(2).train(cell=CELL, steps=10, **how)
     run.inject("drop-link", rank=1, at_step=3, phase="backward")
+    run.inject("drop-link", rank=0, at_step=7, phase="optimizer")
     run.resume()
-    run.wait(LIMIT_S)
-    assert len(texts(run, "fault")) == 1
-    if run.state != "finished":
-        run.resume()
-        run.wait(LIMIT_S)
-    assert run.state == "finished"
-    assert run.history.loss == pytest.approx(plain(6), rel=1e-5)
+    assert run.wait(LIMIT_S)["state"] == "finished"
+    assert run.history.steps == list(range(1, 11))
+    assert run.history.loss == pytest.approx(plain(10), rel=1e-5)
+    told = run.snapshot()["faults"]
+    assert told["faults"] == len(texts(run, "reunited")) == 2
+    assert told["lost_steps"] == 0
+    assert [what for what, _ in told["outages"][0]["marks"]][-1] == "first new step"
+
+
+def test_ranks_that_lose_each_other_by_what_they_do_stop(clusters, tmp_path):
+    cell = CELL.replace(
+        "loss = nn.functional.mse_loss",
+        """def loss(output, target):
+    if rank == 1 and output.requires_grad:
+        from workbench.engine.here import here
+        here.world.free()
+    return nn.functional.mse_loss(output, target)
+""",
+    )
+    run = clusters(2).train(cell=cell, steps=4, directory=tmp_path)
+    told = run.wait(LIMIT_S)
+    assert told["state"] == "failed"
+    assert "the ranks lost each other" in told["message"]
+    assert (told["step"], told["faults"]["faults"]) == (0, 1)
 
 
 def test_a_refused_allocation_is_an_error_of_the_rank(clusters, tmp_path):

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import checkpoints, exports, faults, files, rescue, runs, trace
+from workbench.driver import checkpoints, exports, faults, files, recovery, rescue, runs, trace
 from workbench.errors import CheckpointError, InputError, LayoutError, WorkbenchError
 from workbench.spec import policies
 from workbench.spec.formats import size
@@ -81,6 +81,8 @@ def step(run: Run, n: int = 1) -> int:
                 rescue.rescue(run)
                 if run.state == "running":
                     continue
+            elif recovery.goes_on(run, error):
+                continue
             else:
                 run.fail(error)
             raise

@@ -57,7 +57,8 @@ class Outages:
     """All of one run, and what is to be done about the next.
 
     policy: a name of spec.policies.ON_LOSS. leftover: what ranks told of the slices in which one
-    was lost. state_before: the state that the run goes back to. wide: the layout before it went on
+    was lost. reunion: of ranks that lost each other and have met again, if nothing came of it yet.
+    state_before: the state that the run goes back to. wide: the layout before it went on
     with fewer ranks.
     """
 
@@ -65,6 +66,7 @@ class Outages:
         self.policy = policy
         self.all: list[Outage] = []
         self.leftover: list[dict[str, Any]] = []
+        self.reunion: Outage | None = None
         self.state_before = "paused"
         self.wide: Layout | None = None
 
@@ -81,6 +83,13 @@ class Outages:
             self.all.append(Outage(why, step, began_s))
         self.all[-1].ranks += ranks
         return self.all[-1]
+
+    def take(self, outage: Outage) -> None:
+        """One that is over but for the next step; it is a part of the last, if that is not over."""
+        if self.all and not self.all[-1].is_over:
+            self.all[-1].why += f"; {outage.why}"
+        else:
+            self.all.append(outage)
 
     def new_step(self) -> Outage | None:
         """A step was taken -> the outage that it ends, if one was open."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 from workbench.driver import salvage
+from workbench.driver.outages import Outage
 from workbench.errors import EnginesError, TrainingLostError, WorkbenchError, WorldLostError
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
+
+LOST_EACH_OTHER = "the ranks lost each other"
 
 
 def recover(
@@ -20,20 +24,26 @@ def recover(
     errors: by rank, what it told. replies: of the slice, with the steps that each has finished.
     """
     error = run.feeder.first_cause(errors, run.step_now)
+    outage = Outage(LOST_EACH_OTHER, run.step_now, time.monotonic())
+    run.outages.reunion = None
 
     def advance(num_steps: int) -> None:
         run.step_now += num_steps
 
     run.outages.leftover = salvage.leftover(run, replies)
     run.feeder.drain(run.history, run.layout, advance)
+    outage.mark("free")
     try:
         run.engines.rejoin()
+        outage.mark("met")
         positions = run.engines.call("position", ranks=run.feeder.ranks)
         if len(set(positions)) > 1:
             are_replicas = run.layout.dp_replicate == run.layout.world_size
             run.feeder.agree(positions, are_replicas=are_replicas)
         salvage.close_gap(run, max(positions))
-        run.step_now = max(positions)
+        run.step_now = outage.step = max(positions)
+        outage.mark("state")
+        run.outages.reunion = outage
     except TrainingLostError as lost:
         raise lost from error
     except WorkbenchError as second:
@@ -42,6 +52,22 @@ def recover(
         error.add_note(f"  and then: {second}")
     run.feeder.reset(run.step_now)
     raise error
+
+
+def goes_on(run: Run, error: BaseException) -> bool:
+    """Whether a training simply goes on whose ranks lost each other: all are there, and have met.
+
+    Once at a step. By what they lose each other twice at one step is what they do there.
+    """
+    outage, run.outages.reunion = run.outages.reunion, None
+    if outage is None or not isinstance(error, WorldLostError) or run.state != "running":
+        return False
+    if any(one.step == outage.step and not one.ranks for one in run.outages.all):
+        return False
+    run.outages.take(outage)
+    run.marks.append({"step": outage.step, "label": "lost", "kind": "fault"})
+    run.happened("reunited", step=outage.step, took_ms=round(1e3 * outage.took_s))
+    return True
 
 
 def is_over(error: Exception, run: Run) -> TypeGuard[WorkbenchError]:

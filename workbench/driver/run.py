@@ -245,9 +245,10 @@ class Run(Asked, Readings):
     def _meet(self, error: WorkbenchError) -> None:
         """Ranks that are gone are brought back; everything else stops the training."""
         try:
-            if not rescue.is_due(self, error):
+            if rescue.is_due(self, error):
+                rescue.rescue(self)
+            elif not recovery.goes_on(self, error):
                 raise error
-            rescue.rescue(self)
         except WorkbenchError as worst:
             self.fail(worst)
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from workbench.engine.clock import COMM, Clock, HostTimer
 from workbench.engine.pulse import Pulse
+from workbench.engine.waits import Waits
 from workbench.errors import LayoutError
 
 BACKEND = "metered"
@@ -86,13 +87,15 @@ class Meter:
     """The operations of one process since the last `take`, and its clock.
 
     watches: whether each operation's end is noted as well, which costs a callback. is_alone: other
-    ranks would not come. is_dry: an all-reduce is done before it has begun.
+    ranks would not come. is_dry: an all-reduce is done before it has begun. waits: how messages are
+    waited for, None in their own way.
     """
 
     def __init__(self) -> None:
         self.pulse = Pulse()
         self.clock = Clock(HostTimer(), self.pulse)
         self.ops: list[Op] = []
+        self.waits: Waits | None = None
         self.watches = False
         self.is_alone = False
         self.is_dry = False
@@ -152,17 +155,22 @@ def _finish(op: Op) -> None:
 class MeteredWork(dist.Work):
     """A Work whose wait counts as held by its operation."""
 
-    def __init__(self, inner: dist.Work, op: Op, clock: Clock) -> None:
+    def __init__(self, inner: dist.Work, op: Op, meter: Meter) -> None:
         super().__init__()
         self._inner = inner
         self._op = op
-        self._clock = clock
+        self._clock = meter.clock
+        self._waits = None if op.peer is None else meter.waits
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         before = self._clock.enter(COMM, (self._op,))
         began_s = time.perf_counter()
         try:
-            return self._inner.wait(timeout) if timeout > timedelta(0) else self._inner.wait()
+            if timeout > timedelta(0):
+                return self._inner.wait(timeout)
+            if self._waits is not None:
+                return self._waits.until_done(self._inner)
+            return self._inner.wait()
         finally:
             self._clock.back(before)
             ended_s = time.perf_counter()
@@ -313,7 +321,7 @@ def _metered(name: str, kind: str, payload: int | None) -> Callable:
         finally:
             clock.back(before)
         self.meter.note(op, work)
-        return None if work is None else MeteredWork(work, op, clock)
+        return None if work is None else MeteredWork(work, op, self.meter)
 
     method.__name__ = name
     return method

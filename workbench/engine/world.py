@@ -21,6 +21,7 @@ from workbench.engine.breakable import Breakable
 from workbench.engine.clock import Clock, timer_for
 from workbench.engine.offset import measure
 from workbench.engine.sockets import GroupSockets, open_sockets
+from workbench.engine.waits import Waits
 from workbench.errors import StartError
 from workbench.spec.layout import Layout
 
@@ -50,6 +51,8 @@ class World:
         self.attempt = meeting.attempt
         self.meter = meter
         self.device = own_device()
+        # Only gloo forgets; NCCL's messages are waited for by their stream.
+        self.waits = meter.waits = Waits() if self.device.type == "cpu" else None
         meter.clock = Clock(timer_for(self.device), meter.pulse)
         metered_group.register(self.device.type, meter)
         before = open_sockets()
@@ -115,10 +118,15 @@ class World:
         with contextlib.suppress(OSError):  # without descriptors left, those that are known
             self._look()
         self.sockets.shut_down()
+        if self.waits is not None:
+            self.waits.free()
 
     def close(self) -> None:
         """Leave; the ranks that still wait for this one are freed by it."""
         self.sockets.shut_down()
+        if self.waits is not None:
+            self.waits.close()
+            self.meter.waits = None
         self.meter.pulse.let_go()
         self._destroy()
         self.sockets.close()

@@ -29,6 +29,11 @@ EVENTS: dict[str, tuple[str, str]] = {
         "The controller was {how}; a new one took over after {took_s} s, nothing was lost.",
     ),
     "lost": ("error", "{ranks} lost at step {step}: {why}"),
+    "reunited": (
+        "warning",
+        "the ranks lost each other at step {step}, all are there and have met again after "
+        "{took_ms} ms: it goes on",
+    ),
     "recovered": (
         "info",
         "goes on from step {step}: {filled}, state from {source}, {lost} steps lost, {took_ms} ms",

@@ -228,6 +228,7 @@ EVENTS = {
     "attached": "另一个内核在第 {step} 步后接管",
     "controller_back": "控制器{how}；{took_s} 秒后由新的控制器接管，没有任何丢失。",
     "lost": "{ranks} 在第 {step} 步丢失：{why}",
+    "reunited": "各进程在第 {step} 步失去联系，但都在，{took_ms} ms 后重新会合，训练继续",
     "recovered": "从第 {step} 步继续：{filled}，状态来自{source}，"
     "丢失 {lost} 步，用时 {took_ms} ms",
     "halted": "{who}：已停止 {for_s} 秒（SIGSTOP 或调试器）。"
