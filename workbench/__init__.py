@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from workbench.driver.attach import attach as attach
     from workbench.driver.engines import Engines
     from workbench.driver.engines import start as start
+    from workbench.driver.watching import watch as watch
 
 __version__ = "0.1.0"
-__all__ = ["Engines", "attach", "load_ipython_extension", "start", "unload_ipython_extension"]
+__all__ = [
+    "Engines",
+    "attach",
+    "load_ipython_extension",
+    "start",
+    "unload_ipython_extension",
+    "watch",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +34,8 @@ def __getattr__(name: str) -> Any:
         return getattr(engines, name)
     if name == "attach":
         return importlib.import_module("workbench.driver.attach").attach
+    if name == "watch":
+        return importlib.import_module("workbench.driver.watching").watch
     if name == "errors":
         return importlib.import_module("workbench.errors")
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")

@@ -54,6 +54,10 @@ class Testament:
                 replaced(self._path, will.to_text())
                 self._written = will
 
+    def close(self) -> None:
+        """Write no more: it is another kernel's."""
+        self._is_wanted = False
+
 
 def stop(directory: Path, pids: Collection[int], limit_s: float) -> None:
     """Have ranks that go on by themselves listen again, all at one step.

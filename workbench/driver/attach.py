@@ -18,6 +18,7 @@ from typing import Any
 
 from workbench.driver import (
     alone,
+    card,
     clusters,
     commands,
     current,
@@ -26,6 +27,7 @@ from workbench.driver import (
     recovery,
     salvage,
     session,
+    watching,
 )
 from workbench.driver.card import Card, this_kernel
 from workbench.driver.clusters import Cluster, does_not_answer
@@ -50,34 +52,48 @@ POLL_S = 0.05
 TOGETHER_S = 1.0
 # Attempts to meet that the other kernel may have begun, which leave something in the store.
 UNTRIED = 1000
+NOBODY = (0, 0.0)
 GONE = "ended while no kernel was there"
 Told = dict[str, Any]
 
 
-def attach(which: str | None = None) -> Engines:
+def attach(which: str | None = None, *, take_over: bool = False) -> Engines:
     """Take over the ranks of a kernel that is gone, and their training -> its engines.
 
     which: the number of the cluster in `clusters.others()`, or the name of its run; default the
-    only one. A training that was running goes on.
+    only one. take_over: also from a kernel that lives, which hands it over between two steps. A
+    training that was running goes on.
 
-    Raises EnginesError where there is none, or its ranks do not answer; InputError where it is not
-    clear which is meant.
+    Raises EnginesError where there is none, it is another kernel's, or its ranks do not answer;
+    InputError where it is not clear which is meant.
     """
-    cluster = clusters.chosen(which)
-    if cluster.card.is_controlled:
+    return attach_to(clusters.chosen(which), take_over=take_over)
+
+
+def attach_to(cluster: Cluster, *, take_over: bool = False) -> Engines:
+    """`attach`, to this cluster."""
+    is_controlled = cluster.card.is_controlled
+    if is_controlled and not take_over:
         raise EnginesError(
             f"{cluster.name} is controlled by the notebook of process {cluster.card.kernel[0]}, "
-            "which lives."
+            "which lives: attach(take_over=True) takes it over, watch() watches."
         )
+    # Before the other one leaves, so that there is always somebody who holds the lease.
     held = session.join(cluster.directory.parent)
     try:
+        if is_controlled:
+            watching.take_from(cluster)
+            cluster = Cluster(cluster.directory, card.read(cluster.directory) or cluster.card)
         engines = _taken(held, cluster)
     except BaseException:
         session.drop(held)
+        if cluster.is_own:  # handed over, and then it did not answer: whoever wants may try again
+            dataclasses.replace(cluster.card, kernel=NOBODY).write(cluster.directory)
         raise
     _leave_idle_sessions(held)
     held.own()
     dataclasses.replace(cluster.card, kernel=this_kernel()).write(cluster.directory)
+    engines.open()
     current.remember(engines)
     return engines
 
@@ -89,9 +105,9 @@ def _leave_idle_sessions(held: Session) -> None:
 
 
 def _taken(held: Session, cluster: Cluster) -> Engines:
-    card, directory = cluster.card, cluster.directory
-    timeouts = Timeouts(card.timeout_s)
-    processes = LocalProcesses.found(held.forks, directory, len(card.places))
+    of, directory = cluster.card, cluster.directory
+    timeouts = Timeouts(of.timeout_s)
+    processes = LocalProcesses.found(held.forks, directory, len(of.places))
     if not processes.controller_pid or not processes.pids:
         raise EnginesError(
             f"Of {cluster.name} no {'rank' if processes.controller_pid else 'controller'} is "
@@ -102,9 +118,9 @@ def _taken(held: Session, cluster: Cluster) -> Engines:
     mail = Mail(connection_file, timeouts.total_s)
     try:
         told = _presented(mail, processes, timeouts.total_s)
-        members = _members(told, card)
+        members = _members(told, of)
         launched = Launched(processes, connection_file, directory)
-        engines = Engines(launched, card.places, timeouts, card.num_spares, members)
+        engines = Engines(launched, of.places, timeouts, of.num_spares, members)
     except BaseException:
         mail.close()
         raise

@@ -15,13 +15,22 @@ from workbench.spec.placement import check_number
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
     from workbench.driver.run import Run
+    from workbench.driver.watching import Watching
 
 _started: list[Engines] = []
+_watched: list[Watching] = []
+# Why what this kernel controlled last is not there any more.
+_parted: list[str] = []
 
 
 def remember(engines: Engines) -> None:
     """Make these the engines that are meant, until they are stopped."""
     _started[:] = [*all_engines(), engines]
+    _parted.clear()
+    for one in _watched:
+        if one.directory == engines.directory:
+            one.became(engines)
+    _watched[:] = watched()
 
 
 def all_engines() -> list[Engines]:
@@ -29,10 +38,28 @@ def all_engines() -> list[Engines]:
     return [engines for engines in _started if not engines.stopped]
 
 
+def watch(one: Watching) -> None:
+    """Remember what this kernel watches."""
+    _parted.clear()
+    _watched[:] = [*watched(), one]
+
+
+def watched() -> list[Watching]:
+    """Trainings of other kernels that this one watches, the newest last."""
+    return [one for one in _watched if not one.is_over]
+
+
+def forget(why: str) -> None:
+    """Another kernel controls now what this one controlled: that is said when it is meant."""
+    _parted[:] = [why]
+
+
 def engines() -> Engines:
     """The engines started last. Raises EnginesError when there are none."""
     found = all_engines()
     if not found:
+        if (others := watched()) or _parted:
+            raise EnginesError(others[-1].sentence() if others else _parted[-1])
         raise EnginesError(f"No engines are running. %dist_start -n 4 starts four.{left_over()}")
     return found[-1]
 

@@ -36,10 +36,11 @@ class Diary:
         self._written = ""
         self._version = -1
         self._cells: list[tuple[int, str]] | None = None
+        self._is_closed = False
 
     def keep(self, run: Run) -> None:
         """Write what has changed, if anything has."""
-        if run.version == self._version:
+        if run.version == self._version or self._is_closed:
             return
         self._version = run.version
         told = {name: getattr(run, name) for name in AS_IT_IS}
@@ -59,6 +60,11 @@ class Diary:
             self._written = text
         except OSError:
             self._version = -1
+
+    def close(self, run: Run) -> None:
+        """Write for the last time: the file is another kernel's from now on."""
+        self.keep(run)
+        self._is_closed = True
 
 
 def read(directory: str | Path) -> dict[str, Any] | None:

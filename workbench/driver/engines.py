@@ -25,6 +25,7 @@ from workbench.driver.member import Member
 from workbench.driver.needed import MOST_CELLS
 from workbench.driver.roster import Roster
 from workbench.driver.session import LEASE_S, Session
+from workbench.driver.share import Share
 from workbench.errors import (
     EnginesError,
     InputError,
@@ -69,6 +70,8 @@ class Engines(Cast):
         # may need what they define.
         self.cells: deque[tuple[int, str]] = deque(maxlen=MOST_CELLS)
         self._stopped = False
+        self._over = "The engines were stopped. %dist_start starts new ones."
+        self.share: Share | None = None
         self.roster = Roster(launched, places, num_spares, self._lost, known)
         self.roster.taken_over = self._taken_over
 
@@ -97,7 +100,7 @@ class Engines(Cast):
         """
         with self._lock:
             if self._stopped:
-                raise EnginesError("The engines were stopped. %dist_start starts new ones.")
+                raise EnginesError(self._over)
             chosen = range(self.num_ranks) if ranks is None else list(ranks)
             members = [self.roster.members[rank] for rank in chosen]
             for rank, member in zip(chosen, members, strict=True):
@@ -255,6 +258,8 @@ class Engines(Cast):
             if self._stopped:
                 return
             self._stopped = True
+        if self.share is not None:
+            self.share.close()
         if self.run is not None:
             self.run.end()
         ended = self.processes.end()
@@ -268,6 +273,25 @@ class Engines(Cast):
         if self.roster.mail is not None:
             self.roster.mail.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def open(self) -> None:
+        """Let other notebooks watch, and take over."""
+        self.share = Share(self)
+
+    def part(self, why: str) -> None:
+        """Let go of ranks that live on; why: what is said to whoever asks for them here."""
+        self._over = why
+        with self._lock:
+            self._stopped = True
+        if self.share is not None:
+            self.share.shut()
+        if self.run is not None:
+            self.run.end(why)
+        for member in self.roster.everyone:
+            member.refuse(EnginesError(why))
+        self.echo.stop()
+        if self.roster.mail is not None:
+            self.roster.mail.close()
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else "alive"
@@ -333,6 +357,7 @@ def start(  # noqa: PLR0913 - keyword-only
             raise StartError(str(error).replace(str(launched.directory), str(kept))) from None
         raise
     card.write(launched.directory, places, spares, timeouts.total_s)
+    engines.open()
     current.remember(engines)
     return engines
 

@@ -190,3 +190,6 @@ class Forks:
         with self._lock:
             if self._connection is not None:
                 self._connection.shutdown(socket.SHUT_RDWR)
+        if self._process is not None:
+            # As a zombie it would seem to live to others.
+            threading.Thread(target=self._process.wait, name="reap", daemon=True).start()

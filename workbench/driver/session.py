@@ -161,6 +161,11 @@ def drop(held: Session) -> None:
     held.forks.leave()
 
 
+def held_by(forks: Forks) -> list[Session]:
+    """This kernel's session with that fork server."""
+    return [one for one in _sessions if one.forks is forks]
+
+
 def keep(wanted: Callable[[Session], bool]) -> None:
     """End those of this kernel's sessions that are not wanted."""
     for held in list(_sessions):

@@ -191,7 +191,7 @@ def clusters(there: Sequence[Cluster]) -> Table:
 
     rows = [cluster.row(number) for number, cluster in enumerate(there, 1)]
     look = [{**row, "started": age(row["age_s"], TEXTS)} for row in rows]
-    title = f"{len(rows)} clusters: %dist_attach 1 takes over the first."
+    title = f"{len(rows)} clusters: %dist_attach 1 takes the first."
     return Table(rows, CLUSTERS, title, look)
 
 

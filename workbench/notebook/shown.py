@@ -42,6 +42,7 @@ WAYS: dict[tuple[str, str], Way] = {
     ("workbench.driver.engines", "Engines"): _as_usual,
     ("workbench.driver.cells", "CellResult"): _as_usual,
     ("workbench.driver.run", "Run"): _panel,
+    ("workbench.driver.watching", "Watching"): _panel,
     ("workbench.notebook.panel.panel", "Panel"): _itself,
     ("workbench.notebook.show", "Table"): _as_usual,
     ("workbench.notebook.show", "SavedName"): _as_usual,

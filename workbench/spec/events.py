@@ -24,6 +24,7 @@ EVENTS: dict[str, tuple[str, str]] = {
     "restored": ("save", "restored {name} (step {step}, written as {layout})"),
     "already": ("info", "already {strategy} ({layout})"),
     "attached": ("info", "another kernel took over after step {step}"),
+    "handed_over": ("info", "handed over to {who} after step {step}"),
     "controller_back": (
         "warning",
         "The controller was {how}; a new one took over after {took_s} s, nothing was lost.",

@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "policy": ("on_loss",),
     "inject": ("kind", "rank", "for_s"),
     "clear_faults": (),
+    "take_over": (),
 }
 FIGURES = "figures"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

@@ -44,6 +44,12 @@ HATCH = (
 )
 
 
+def watches(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    """Who controls what another notebook only watches; "" where this one controls."""
+    seen = snapshot.get("watching")
+    return texts[f"watching_{seen['how']}"].format_map(seen) if seen else ""
+
+
 def as_text(snapshot: Mapping[str, Any]) -> str:
     """Four lines: state and step, loss and metrics, speed, checkpoints; a fifth after a fault."""
     metrics = "".join(
@@ -52,7 +58,8 @@ def as_text(snapshot: Mapping[str, Any]) -> str:
     saved = snapshot["checkpoints"]
     last = f", last {saved[-1]['name']} ({size(saved[-1]['bytes'])})" if saved else ""
     count = f"{len(saved)} checkpoint{'' if len(saved) == 1 else 's'}"
-    message = f": {snapshot['message']}" if snapshot["message"] else ""
+    told = watches(snapshot, en.TEXTS) or snapshot["message"]
+    message = f": {told}" if told else ""
     return "\n".join(
         (
             f"{snapshot['name']}: {snapshot['state']}, step {_steps(snapshot, ' of ')}, "
@@ -125,7 +132,7 @@ def _numbers(snapshot: Mapping[str, Any], texts: Mapping[str, str]) -> str:
         f'<div style="font-size:20px;font-weight:600">{escape(str(value))}</div></div>'
         for label, value in pairs
     )
-    message = snapshot["message"]
+    message = watches(snapshot, texts) or snapshot["message"]
     said = f'<div style="margin-bottom:8px">{escape(message)}</div>' if message else ""
     return f'<div style="display:flex;flex-wrap:wrap">{cells}</div>{said}'
 
