@@ -95,9 +95,8 @@ function render({ model, el }) {
   const b = {
     resume: button("resume", t.resume, "running", "go"), pause: button("pause", t.pause, "paused"),
     step: button("step", t.one_step, "step"), stop: button("stop", t.stop, "stopped", "halt"),
-    save: button("save", t.save, "save"), take_over: button("take_over", t.take_over, "", "go"),
+    save: button("save", t.save, "save"),
   };
-  const who = make("span"), watching = make("div", { class: "wb-watching", role: "status" }, who, b.take_over);
   const picks = STRATEGIES.map((name) => {
     const one = button("switch", t[`strategy_${name}`]);
     one.press = () => one.choice.layout !== s.layout && send("switch", { strategy: name, ...one.choice.args });
@@ -111,7 +110,7 @@ function render({ model, el }) {
   const message = make("div", { class: "wb-message", role: "status" });
   const chooser = make("div", { class: "wb-chooser", role: "group", "aria-label": t.figures }), stage = make("div", { class: "wb-figures" }, make("div", { class: "wb-soon" }, t.loading));
   const veil = make("div", { class: "wb-veil", role: "alert" });
-  const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, watching, controls, make("div", { class: "wb-line" }, options, message), make("div", { class: "wb-line" }, chooser, about), stage);
+  const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, controls, make("div", { class: "wb-line" }, options, message), make("div", { class: "wb-line" }, chooser, about), stage);
   const root = make("div", { class: `wb-panel${big ? " wb-big" : ""}`, role: "region", "aria-label": t.panel }, body, veil);
   el.append(root);
 
@@ -162,9 +161,6 @@ function render({ model, el }) {
     const note = model.get("note"), busy = note.kind === "busy";
     const may = (verb) => s.allowed.includes(verb) && !(busy && note.verb === verb);
     for (const [verb, one] of Object.entries(b)) set(one, "aria-disabled", !may(verb));
-    watching.hidden = !s.watching;
-    root.classList.toggle("wb-watches", !!s.watching);
-    put(who, s.watching ? t[`watching_${s.watching.how}`].replace("{who}", s.watching.who) : "");
     put(b.resume.lastChild, s.step ? t.resume : t.start);
     for (const one of picks) {
       const choice = (one.choice = (s.choices || []).find((it) => it.strategy === one.strategy));
@@ -231,7 +227,7 @@ function render({ model, el }) {
   const figures = () => load(model).then(async (it) => {
     if (!board) {
       stage.replaceChildren();
-      parts = [it.parts.options(options, kit), it.parts.rescue(controls, kit)];
+      parts = [it.parts.options(options, kit), it.parts.rescue(controls, kit), it.parts.watching(controls, root, kit)];
       board = it.parts.figures(stage, chooser, root, body, kit);
       board.arrange(redraw);
     }

@@ -23,6 +23,7 @@ ON_REQUEST = (
     "tables.js",
     "options.js",
     "faults.js",
+    "watching.js",
     "layout.js",
     "timeline.js",
     "charts.js",
