@@ -24,6 +24,7 @@ from workbench.driver import frame
 from workbench.driver.engines import Engines
 from workbench.driver.run import Run
 from workbench.errors import WorkbenchError
+from workbench.spec.fault import PHASES
 
 LAYOUTS = (
     "dp4", "fsdp4", "pp2 dp2, 1f1b x4", "none", "dp2 fsdp2", "pp4, gpipe x4", "dp2", "tp2 dp2",
@@ -302,6 +303,57 @@ def _cell(storm: Storm, fault: Fault) -> None:
     assert found.values == {rank: str(rank) for rank in range(storm.engines.num_ranks)}
 
 
+def _without_spares(policy: str) -> Callable[[Storm, Fault], None]:
+    """A loss that the run meets as its policy says, while no spare is there."""
+
+    def kind(storm: Storm, fault: Fault) -> None:
+        run, engines = storm.run, storm.engines
+        asked(run.ask("policy", on_loss=policy))
+        for spare in engines.roster.spares:
+            kill(spare.info["pid"])
+        storm.lose(fault.ranks[0])
+        storm.whole()
+        if engines.num_ranks < len(engines.roster.places):
+            asked(run.ask("recover"))  # it went on with fewer
+        assert engines.num_ranks == len(engines.roster.places)
+        asked(run.ask("policy", on_loss="replace"))
+
+    return kind
+
+
+def _replaced(storm: Storm, fault: Fault) -> None:
+    """A rank that is stopped, which the watch kills."""
+    rank = fault.ranks[0] % storm.run.layout.world_size
+    member = storm.engines.roster.members[rank]
+    storm.run.watch.policy = "replace"
+    os.kill(member.info["pid"], signal.SIGSTOP)
+    assert member.ended.wait(LIMIT_S)
+    storm.run.watch.policy = "wait"
+
+
+def _link(storm: Storm, fault: Fault) -> None:
+    run = storm.run
+    phase = PHASES[fault.number % len(PHASES)]
+    rank = fault.ranks[0] % run.layout.world_size
+    asked(run.ask("inject", kind="drop-link", rank=rank, phase=phase))
+    storm.steps(2)
+    asked(run.ask("clear_faults"))
+
+
+def _full(storm: Storm, fault: Fault) -> None:
+    """No room for what a rank writes, and then the rank is lost as well."""
+    run = storm.run
+    rank = fault.ranks[0] % run.layout.world_size
+    asked(run.ask("inject", kind="disk-full", rank=rank))
+    storm.steps(1)
+    future = run.ask("save")
+    time.sleep(fault.second_s / 4)
+    storm.lose(fault.ranks[1])
+    asked(future, may_fail=True)
+    storm.whole()
+    asked(run.ask("clear_faults"))
+
+
 KINDS: dict[str, Callable[[Storm, Fault], None]] = {
     "aimed": _aimed,
     "aimed again": _aimed,
@@ -309,16 +361,21 @@ KINDS: dict[str, Callable[[Storm, Fault], None]] = {
     "any time": _any_time,
     "cell": _cell,
     "controller": _controller,
+    "disk full": _full,
     "evaluate": _evaluate,
+    "link": _link,
     "newcomer": _newcomer,
     "paused": _paused,
     "recovery": _recovery,
+    "replaced": _replaced,
     "restore": _restore,
     "save": _while("save"),
+    "shrink": _without_spares("shrink"),
     "spare": _spare,
     "stalled": _stalled,
     "stepping": _stepping,
     "switch": _while("switch", strategy="dp4"),
     "switch to stages": _while("switch", strategy="pp2 dp2, 1f1b x4"),
     "two": _two,
+    "wait": _without_spares("wait"),
 }

@@ -70,8 +70,9 @@ class Cast:
         """Fresh processes, for ranks with these places or as spares, that wait to be needed."""
         if not places:
             return []
-        fresh = self.roster.enlist(places, self.timeouts.total_s)
-        self.introduce(fresh)
+        with self.roster.coming:
+            fresh = self.roster.enlist(places, self.timeouts.total_s)
+            self.introduce(fresh)
         return fresh
 
     def meeting(self, *, rendezvous_s: float | None = None) -> dict[str, Any]:
@@ -96,14 +97,13 @@ class Cast:
 
         introduced: called, in a thread, with those that have come.
         """
-        count = self.roster.num_lacking()
-        if count and self.can_enlist:
+        if self.roster.num_lacking() and self.can_enlist:
 
             def come() -> None:
                 # It is only spares: the next loss is without them, and says so.
                 with contextlib.suppress(EnginesError, StartError):
                     with self.roster.coming:
-                        fresh = self.enlist([None] * count)
+                        fresh = self.enlist([None] * self.roster.num_lacking())
                         self.roster.spares = [*self.roster.spares, *fresh]
                     introduced(fresh)
 

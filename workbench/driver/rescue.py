@@ -228,6 +228,15 @@ def trained_by(run: Run, members: list[Member], facts: bytes) -> None:
     for member in members:
         member.prepared = run.name, done
     prepare(run, run.engines.roster.spares)
+    warm(run)
+
+
+def warm(run: Run, members: list[Member] | None = None) -> None:
+    """Have spares get used to the training as it lies on the ranks now; does not wait for them."""
+    spares = run.engines.roster.spares if members is None else members
+    ready = [one for one in spares if not one.gone and _knows(one, run)]
+    if ready:
+        run.engines.ask(ready, "warm", run.layout.to_dict())
 
 
 def _knows(member: Member, run: Run) -> bool:
@@ -244,7 +253,12 @@ def _recipe(run: Run) -> tuple:
 def refill(run: Run) -> None:
     """Have as many spares as were asked for, without waiting for them."""
     engines = run.engines
-    engines.refill(lambda members: prepare(run, members))
+
+    def introduced(members: list[Member]) -> None:
+        prepare(run, members)
+        warm(run, members)
+
+    engines.refill(introduced)
 
 
 def recover(run: Run, how: str | None = None) -> int:

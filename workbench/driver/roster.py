@@ -47,8 +47,8 @@ class Roster:
         self.places = list(places)
         self.num_spares = num_spares
         self.is_reachable = True
-        # Held while processes come: who they are is only known once all have said so.
-        self.coming = threading.Lock()
+        # Those that register are told apart by who was there before: one group at a time.
+        self.coming = threading.RLock()
         self._keys = itertools.count(1 + max(member.key for member in self.everyone))
         self._ids: set[int] = set()
         self._lost = lost

@@ -126,6 +126,7 @@ class Run(Asked, Readings):
         self.feeder.ranks = range(layout.world_size)
         self.feeder.reset(self.step_now)
         self.history.recent = []
+        rescue.warm(self)
 
     # What is asked of a run.
 

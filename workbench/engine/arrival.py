@@ -167,6 +167,8 @@ def _way_out() -> None:
         signal.sigwait({signal.SIGUSR1})
         if here.store is not None:
             here.store.break_off()
+        if (waits := here.meter.waits) is not None:
+            waits.free()  # it may be on the way into its world
         if here.world is not None:
             here.broken = True
             here.world.free()

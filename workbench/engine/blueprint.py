@@ -42,6 +42,8 @@ class Blueprint:
     def __init__(self, plan: Plan, model: nn.Module, device: torch.device) -> None:
         self.plan = plan
         self.device = device
+        # A spare is bound to the device of its rank only once it is needed.
+        self.trains_on = device.type
         self.bones = skeleton(model)
         self.names = [name for name, _ in self.bones.named_parameters()]
         self.sizes = {name: param.numel() for name, param in self.bones.named_parameters()}

@@ -87,8 +87,8 @@ class Meter:
     """The operations of one process since the last `take`, and its clock.
 
     watches: whether each operation's end is noted as well, which costs a callback. is_alone: other
-    ranks would not come. is_dry: an all-reduce is done before it has begun. waits: how messages are
-    waited for, None in their own way.
+    ranks would not come. is_dry: an all-reduce is done before it has begun. waits: gloo's, None for
+    another backend.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class MeteredWork(dist.Work):
             if timeout > timedelta(0):
                 return self._inner.wait(timeout)
             if self._waits is not None:
-                return self._waits.until_done(self._inner)
+                return self._waits.call(self._inner.wait)
             return self._inner.wait()
         finally:
             self._clock.back(before)
@@ -343,7 +343,11 @@ def register(device_type: str, meter: Meter) -> None:
     def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> MeteredGroup:
         meter.check_in_company()
         inner = dist.ProcessGroup(store, rank, size)
-        kind, backend = _real_backend(device_type, store, rank, size, timeout)
+
+        def connected() -> tuple[Any, Any]:
+            return _real_backend(device_type, store, rank, size, timeout)
+
+        kind, backend = connected() if meter.waits is None else meter.waits.call(connected)
         backend._set_sequence_number_for_group()
         device = torch.device(device_type)
         inner._register_backend(device, kind, backend)

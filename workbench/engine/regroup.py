@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from workbench.engine.arrival import leave, meet, planned, reseed, run_cell
 from workbench.engine.blueprint import Blueprint
@@ -25,6 +24,7 @@ from workbench.engine.kept import Kept
 from workbench.engine.recipe import Recipe
 from workbench.engine.told import MOST_CHARS
 from workbench.engine.trainer import Trainer, first_trainer, seeded
+from workbench.engine.warm import warm_up
 from workbench.errors import CheckpointError, RecipeError
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
@@ -37,7 +37,8 @@ def facts() -> bytes:
     """What `prepare` needs of the training that is built here; for another process of ours."""
     assert here.trainer is not None
     blueprint = here.trainer.blueprint
-    return pickle.dumps((blueprint.facts, _looks(blueprint.plan.recipe)))
+    told = {**blueprint.facts, "trains_on": blueprint.device.type}
+    return pickle.dumps((told, _looks(blueprint.plan.recipe)))
 
 
 def prepare(recipe: str | None, cells: list[tuple[int, str]], options: dict, found: bytes) -> str:
@@ -65,7 +66,7 @@ def prepare(recipe: str | None, cells: list[tuple[int, str]], options: dict, fou
         # Not on the device, to which a spare is bound only once it is needed.
         here.prepared = Blueprint(plan, plan.recipe.model(), torch.device("cpu"))
     here.prepared.learn(known)
-    _warm_up()
+    warm_up()
     if _looks(plan.recipe) == looks:
         return ""
     return (
@@ -94,14 +95,6 @@ def _digest(value: Any, update: Callable[[bytes], None]) -> None:
             _digest(one, update)
     else:
         update(repr(value).encode())
-
-
-def _warm_up() -> None:
-    """The first step of a process takes a second: what it imports, the threads it starts."""
-    layer = nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(layer.parameters())
-    layer(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
 
 
 def regroup(meeting: dict, layout: dict, directory: str) -> dict:

@@ -36,6 +36,7 @@ from workbench.engine.present import present
 from workbench.engine.regroup import begin_anew, facts, prepare, regroup
 from workbench.engine.told import told
 from workbench.engine.trainer import Trainer, first_trainer
+from workbench.engine.warm import warm
 from workbench.errors import CheckpointError
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
@@ -44,7 +45,7 @@ from workbench.spec.records import COLUMNS
 # What is elsewhere.
 __all__ = [
     "arm", "arrive", "begin_anew", "disarm", "doing", "facts", "is_broken", "join", "leave",
-    "prepare", "present", "regroup", "reseed", "run_cell", "told",
+    "prepare", "present", "regroup", "reseed", "run_cell", "told", "warm",
 ]  # fmt: skip
 
 

@@ -1,11 +1,12 @@
-"""Waits: a rank's waits for messages, which another thread can end.
+"""Waits: what a rank waits for in gloo, in another thread, so that the rank can be freed from it.
 
 gloo tells a broken connection to the operations that have not begun, and forgets the one that is
-half read or half written: who waits for that one waits until the time-out. So it is another thread
-that waits for it, which can be left behind.
+half read or half written: who waits for that one waits until the time-out. And a rank that connects
+to another waits as long for one that is lost meanwhile. Such a wait is left behind; it ends by
+itself with the time-out.
 
 Source: Pair::signalException in gloo/transport/tcp/pair.cc, which passes over unbound buffers of
-`tx_` and `rx_`.
+`tx_` and `rx_`; Context::connectFullMesh.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-
-import torch.distributed as dist
+from typing import Any
 
 FREED = "Connection closed by peer: this rank was freed from its wait."
 
@@ -25,20 +26,25 @@ class Waits:
 
     def __init__(self) -> None:
         self.is_freed = False
-        self._asked: queue.SimpleQueue[tuple[dist.Work, Future] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = (
+            queue.SimpleQueue()
+        )
         self._now: Future | None = None
         self._thread: threading.Thread | None = None
 
-    def until_done(self, work: dist.Work) -> bool:
-        """As `work.wait()`. Raises RuntimeError once `free` was called."""
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What it gives. Raises RuntimeError once `free` was called, and what it raises."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._wait, name="waits", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="waits", daemon=True)
             self._thread.start()
         self._now = done = Future()
         if self.is_freed:  # looked at last: whoever frees does it in the other order
             raise RuntimeError(FREED)
-        self._asked.put((work, done))
-        return done.result()
+        self._asked.put((function, done))
+        try:
+            return done.result()
+        finally:
+            self._now = None  # it would keep what was found
 
     def free(self) -> None:
         """End the wait there is, and have every later one raise."""
@@ -48,17 +54,18 @@ class Waits:
                 now.set_exception(RuntimeError(FREED))
 
     def close(self) -> None:
-        """No more will come. A thread that gloo has forgotten ends with the time-out."""
+        """No more will come."""
         self._asked.put(None)
 
-    def _wait(self) -> None:
+    def _work(self) -> None:
         while (asked := self._asked.get()) is not None:
-            work, done = asked
+            function, done = asked
             with contextlib.suppress(InvalidStateError):
                 try:
-                    told = work.wait()
+                    told = function()
                 except Exception as error:  # noqa: BLE001 - raised where it is waited for
                     done.set_exception(error)
                 else:
                     done.set_result(told)
-            del asked, work, done
+                    del told
+            del asked, function, done

@@ -51,7 +51,7 @@ class World:
         self.attempt = meeting.attempt
         self.meter = meter
         self.device = own_device()
-        # Only gloo forgets; NCCL's messages are waited for by their stream.
+        # NCCL connects when it is first used, and its messages are waited for by their stream.
         self.waits = meter.waits = Waits() if self.device.type == "cpu" else None
         meter.clock = Clock(timer_for(self.device), meter.pulse)
         metered_group.register(self.device.type, meter)
