@@ -86,7 +86,8 @@ def attach_to(cluster: Cluster, *, take_over: bool = False) -> Engines:
             cluster = Cluster(cluster.directory, card.read(cluster.directory) or cluster.card)
         engines = _taken(held, cluster)
     except BaseException:
-        session.drop(held)
+        if id(held.forks) not in _forks_in_use():
+            session.drop(held)
         if cluster.is_own:  # handed over, and then it did not answer: whoever wants may try again
             dataclasses.replace(cluster.card, kernel=NOBODY).write(cluster.directory)
         raise
@@ -100,8 +101,12 @@ def attach_to(cluster: Cluster, *, take_over: bool = False) -> Engines:
 
 def _leave_idle_sessions(held: Session) -> None:
     """The joined fork server forks what is started next: this kernel's own waits for nothing."""
-    in_use = {id(engines.processes.forks) for engines in current.all_engines()}  # type: ignore[attr-defined]
+    in_use = _forks_in_use()
     session.keep(lambda one: one is held or id(one.forks) in in_use)
+
+
+def _forks_in_use() -> set[int]:
+    return {id(engines.processes.forks) for engines in current.all_engines()}  # type: ignore[attr-defined]
 
 
 def _taken(held: Session, cluster: Cluster) -> Engines:
