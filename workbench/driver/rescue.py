@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.driver import commands, salvage
+from workbench.driver import commands, copies, salvage
 from workbench.driver.echo import named
 from workbench.driver.member import Member
 from workbench.driver.needed import needed
@@ -169,9 +169,11 @@ def _meet(run: Run, layout: Layout, outage: Outage, rendezvous_s: float) -> None
     meeting = engines.next_meeting(rendezvous_s=rendezvous_s)
     replies = engines.call("regroup", meeting, layout.to_dict(), str(run.directory))
     outage.mark("met")
-    outage.source = "the other ranks"
+    outage.source = copies.SOURCE if replies[0].get("is_copy") else "the other ranks"
     if replies[0]["step"] is None:
         replies, outage.source = _from_file(run, layout)
+    elif replies[0].get("is_copy"):
+        replies, outage.source = copies.or_newer(run, replies)
     outage.mark("state")
     step = replies[0]["step"]
     salvage.close_gap(run, step)

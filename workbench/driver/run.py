@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.driver import checkpoints, commands, recovery, rescue
 from workbench.driver.alone import Testament
 from workbench.driver.asked import Asked
+from workbench.driver.copies import Copying
 from workbench.driver.diary import Diary
 from workbench.driver.faults import Faults
 from workbench.driver.feeder import Feeder
@@ -91,6 +92,7 @@ class Run(Asked, Readings):
         self.saving = Saving(self)
         self.faults = Faults(self)
         self.health = Health()
+        self.copying = Copying()
         self.diary = Diary(directory)
         self.watch = Watch(self, about.get("on_stall", "wait"))
         self.testament = Testament(engines.directory)
@@ -343,6 +345,7 @@ class Run(Asked, Readings):
         self.memory = [{"rank": reply["rank"], **reply["memory"]} for reply in replies]
         self.note_events()
         self.health.look(self, replies, taken)
+        self.copying.look(self, replies)
         errors = {reply["rank"]: reply["error"] for reply in replies if reply["error"]}
         if errors:
             recovery.recover(self, errors, replies)

@@ -71,17 +71,19 @@ def join(meeting: dict) -> str:
     state, say. The ranks have met all the same.
     """
     lost = ""
-    kept = None
+    # It outlasts a meeting that comes to nothing, to be held in the next.
     if here.trainer is not None:
+        here.kept = None
         try:
-            kept = Kept.of(here.trainer)
+            here.kept = Kept.of(here.trainer)
         except Exception as error:  # noqa: BLE001 - said, and the ranks meet
             lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
     leave()
     meet(meeting)
-    if kept is not None:
+    if here.kept is not None:
         try:
-            here.trainer = kept.rebuilt(world())
+            here.trainer = here.kept.rebuilt(world())
+            here.kept = None
         except Exception as error:  # noqa: BLE001 - said, and the ranks meet
             lost = f"{type(error).__name__}: {error}"[:MOST_CHARS]
     return lost

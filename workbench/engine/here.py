@@ -12,6 +12,7 @@ import torch
 
 from workbench.engine.blueprint import Blueprint
 from workbench.engine.breakable import Breakable
+from workbench.engine.copies import Copies
 from workbench.engine.journal import Journal
 from workbench.engine.kept import Kept
 from workbench.engine.metered_group import Meter
@@ -49,6 +50,7 @@ class Here:
     last: dict[str, Any] = field(default_factory=dict)
     peaks: dict[tuple[torch.dtype, int], float] = field(default_factory=dict)
     saver: Saver = field(default_factory=Saver)
+    copies: Copies = field(default_factory=Copies)
     alone: Any = None
 
 

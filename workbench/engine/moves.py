@@ -59,12 +59,10 @@ def move(
     by no rank, or a key is of several shapes or dtypes.
     """
     began_s = time.perf_counter()
-    rank, size = (dist.get_rank(group), dist.get_world_size(group)) if _is_group() else (0, 1)
+    rank, size = _place(group)
     # A pair of ranks has two lanes, each with two rounds in flight.
     round_bytes = max(min(buffer_bytes // (2 * max(size - 1, 1)), MOST_ROUND_BYTES), 1)
-    plan = _Plan(rank, round_bytes, [0] * size)
-    for keys in _groups(have, want, group, size):
-        plan.add(keys)
+    plan = _planned(have, want, group, round_bytes)
     planned_s = time.perf_counter()
     wire = Wire(group, _device(have, want), round_bytes)
     lanes = [Lane(wire, peer, have, items, True) for peer, items in plan.sent.items()]
@@ -86,6 +84,28 @@ def move(
         transfer_s=ended_s - planned_s,
         sent_to_bytes=tuple(sent_to),
     )
+
+
+def check(have: Mapping[str, Piece], want: Mapping[str, Piece]) -> None:
+    """Raises what `move` would over all ranks, with nothing sent; collective."""
+    _planned(have, want, None, MOST_ROUND_BYTES)
+
+
+def _planned(
+    have: Mapping[str, Piece],
+    want: Mapping[str, Piece],
+    group: dist.ProcessGroup | None,
+    round_bytes: int,
+) -> _Plan:
+    rank, size = _place(group)
+    plan = _Plan(rank, round_bytes, [0] * size)
+    for keys in _groups(have, want, group, size):
+        plan.add(keys)
+    return plan
+
+
+def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    return (dist.get_rank(group), dist.get_world_size(group)) if _is_group() else (0, 1)
 
 
 @dataclass(frozen=True)

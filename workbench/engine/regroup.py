@@ -120,15 +120,17 @@ def regroup(meeting: dict, layout: dict, directory: str) -> dict:
     try:
         with together():
             trainer = Trainer(blueprint, Layout(**layout), world)
-            moved = carry(here.kept, trainer)
+            carried = carry(here.kept, trainer, here.copies.versions)
     except CheckpointError as error:
         here.prepared = blueprint
         return {"step": None, "why": str(error)}
     here.prepared = blueprint
-    if moved is None:
+    if carried is None:
         return {"step": None, "why": why or "no rank holds anything of it"}
     _hold(trainer)
-    return {"step": trainer.step, "why": why, "sent_bytes": moved.sent_bytes, **trainer.shown()}
+    here.copies.back_to(trainer.step)
+    told = {"sent_bytes": carried.moved.sent_bytes, "is_copy": carried.is_copy}
+    return {"step": trainer.step, "why": why, **told, **trainer.shown()}
 
 
 def begin_anew(layout: dict) -> dict:
@@ -139,6 +141,7 @@ def begin_anew(layout: dict) -> dict:
     with together():
         trainer = first_trainer(blueprint.plan, Layout(**layout), world)
     _hold(trainer)
+    here.copies.drop()
     return {"step": 0, "why": "", "sent_bytes": 0, **trainer.shown()}
 
 

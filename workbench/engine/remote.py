@@ -61,6 +61,7 @@ def build(recipe: str | None, from_cell: bool, layout: dict, options: dict, dire
         trainer = first_trainer(plan, wanted, _world())
     found = plan.recipe
     _here.trainer, _here.kept, _here.torn = trainer, None, False
+    _here.copies.drop()
     _here.journal = Journal(Path(directory))
     about = {
         "recipe": found.name,
@@ -112,7 +113,7 @@ def run_slice(num_steps: int, follows: bool) -> dict:
         before = signal.signal(signal.SIGINT, _interrupted)
         try:
             _here.interruptible = True
-            sample = trainer.run_steps(num_steps, columns, follows=follows)
+            sample = _here.copies.run_steps(trainer, num_steps, columns, follows=follows)
             _here.interruptible = False
         except (Exception, KeyboardInterrupt, SystemExit) as raised:  # noqa: BLE001 - told
             _here.interruptible = False
@@ -125,6 +126,9 @@ def run_slice(num_steps: int, follows: bool) -> dict:
     reply = {**where, "first": first, "step": trainer.step, "columns": columns}
     is_journaled = _here.journal is None or _here.journal.append(reply)
     _here.last = {"error": error, "sample": sample, "memory": trainer.memory()}
+    if _here.copies.num_bytes:
+        _here.last["memory"]["copies"] = _here.copies.num_bytes
+    _here.last["copied"] = _here.copies.told()
     _here.last["skipped"] = trainer.finite.skipped()
     return {**reply, "is_journaled": is_journaled, **_here.last}
 
@@ -185,6 +189,7 @@ def restore(path: str) -> dict:
         state.set_settings(trainer.optimizer, trainer.blueprint.groups, meta["optimizer"])
     trainer.step, trainer.samples = meta["step"], meta["samples"]
     _here.torn = False
+    _here.copies.drop(trainer.step)  # they are of what came to be otherwise
     if meta.get("all_used"):
         trainer.know_all_used()
     return {"step": trainer.step, "layout": meta["layout"]}
@@ -200,15 +205,15 @@ def switch(layout: dict) -> dict:
     with _together():
         new = Trainer(old.blueprint, wanted, _world())
         built_s = time.perf_counter()
-        moved = carry(Kept.of(old, leaves=False), new)
-        assert moved is not None
+        carried = carry(Kept.of(old, leaves=False), new)
+        assert carried is not None
     _here.trainer = new
     ended_s = time.perf_counter()
     return {
         **new.shown(),
         "build_s": built_s - began_s,
         "move_s": ended_s - built_s,
-        "sent_bytes": moved.sent_bytes,
+        "sent_bytes": carried.moved.sent_bytes,
     }
 
 

@@ -22,6 +22,15 @@ EVENTS: dict[str, tuple[str, str]] = {
         "{write_ms} ms",
     ),
     "restored": ("save", "restored {name} (step {step}, written as {layout})"),
+    "copied": (
+        "save",
+        "step {step} is in the memory of two ranks each, {size} sent in {took_ms} ms; anew every "
+        "{every} steps",
+    ),
+    "uncopied": (
+        "info",
+        "no copies in memory are needed under {layout}, or no other rank trains to keep them",
+    ),
     "already": ("info", "already {strategy} ({layout})"),
     "attached": ("info", "another kernel took over after step {step}"),
     "handed_over": ("info", "handed over to {who} after step {step}"),

@@ -25,7 +25,8 @@ class TrainOptions:
     of these the last so many stay, 0 for all; keep_every: and those of every so-manieth step, 0 for
     none. recompute: activation checkpointing, each block's activations computed again in the
     backward pass instead of kept. on_nan: what happens about a loss or gradient that is not finite,
-    see policies.ON_NAN.
+    see policies.ON_NAN. replicate_state: steps between two copies of what a rank alone holds to the
+    memory of another, 0 for none.
     """
 
     steps: int = 100
@@ -40,6 +41,7 @@ class TrainOptions:
     keep_every: int = 0
     recompute: bool = False
     on_nan: str = "stop"
+    replicate_state: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -49,6 +51,7 @@ class TrainOptions:
             ("accumulate", 1),
             ("keep", 0),
             ("keep_every", 0),
+            ("replicate_state", 0),
         ):
             value = getattr(self, name)
             if value is None and name in ("batch", "seed"):

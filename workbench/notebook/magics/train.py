@@ -72,6 +72,12 @@ class TrainMagics(Commands):
     @argument("--keep", type=whole, metavar="N", help="of those keep the last N (all)")
     @argument("--keep-every", type=whole, metavar="M", help="and those of each M-th step")
     @argument(
+        "--replicate-state",
+        type=whole,
+        metavar="K",
+        help="every K steps copies of what a rank alone holds, in another's memory",
+    )
+    @argument(
         "--on-loss",
         type=word,
         help=f"when a rank is lost and no spare is there: {', '.join(ON_LOSS)} (replace)",

@@ -7,7 +7,7 @@ function reach(last, goal) {
 }
 
 const plain = (text) => text.replace(/[<&]/g, (c) => (c === "<" ? "&lt;" : "&amp;"));
-const MEMORY = ["parameters", "gradients", "optimizer", "activations"];
+const MEMORY = ["parameters", "gradients", "optimizer", "activations", "copies"];
 const MB = 1e6;
 // Names of marks above a curve: how many rows, and their height in em.
 const ROWS = 3, ROW = 1.1;
@@ -129,15 +129,15 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
     },
     memory(s) {
       pen();
-      const rows = s.memory || [], ranks = places(rows), { em, colour, px } = look, names = MEMORY.map((part) => t[`memory_${part}`]);
-      const most = Math.max(...rows.map((r) => MEMORY.reduce((sum, part) => sum + (r[part] || 0), 0))), kept = rows.map((r) => r.resident), fits = Math.max(...kept) < 2 * most;
+      const rows = s.memory || [], ranks = places(rows), { em, colour, px } = look, parts = MEMORY.filter((part) => part !== "copies" || rows.some((r) => r.copies)), names = parts.map((part) => t[`memory_${part}`]);
+      const most = Math.max(...rows.map((r) => parts.reduce((sum, part) => sum + (r[part] || 0), 0))), kept = rows.map((r) => r.resident), fits = Math.max(...kept) < 2 * most;
       // A process that is many times its model would leave no bar to see: then it is said in words.
       const said = fits || !rows.length ? "" : `: ${[...new Set([Math.min(...kept), Math.max(...kept)].map(size))].join(" \u2013 ")}`;
-      if (changed("memory", [fits, said])) f.memory.keys.replaceChildren(...MEMORY.map((part, at) => make("span", {}, make("i", { class: `wb-hue-${part}` }), names[at])), make("span", {}, ...(fits ? [make("b", { class: "wb-mark" })] : []), t.memory_resident + said));
+      if (changed("memory", [fits, said, parts.length])) f.memory.keys.replaceChildren(...parts.map((part, at) => make("span", {}, make("i", { class: `wb-hue-${part}` }), names[at])), make("span", {}, ...(fits ? [make("b", { class: "wb-mark" })] : []), t.memory_resident + said));
       const mark = { type: "scatter", mode: "markers", x: ranks, y: kept.map((it) => it / MB), text: kept.map(size), marker: { symbol: "line-ew", size: em(1.1), line: { color: colour("ink"), width: px / 6 } }, hovertemplate: `${t.memory_resident} %{text}<extra></extra>` };
-      const marks = [["/", "slash"], null, null, [".", "dot"]];
-      stacked(f.memory, rows, MEMORY.map((part, at) => [names[at], colour(part), rows.map((r) => r[part] / MB), hatch(marks[at], part), rows.map((r) => `${size(r[part])}${r.ranks > 1 ? `, ${t.rank} ${r.rank}` : ""}`), "%{customdata}"]), fits && rows.length ? [mark] : [], t.no_times);
-      set(f.memory.plot, "aria-label", `${t.memory_title}: ${rows.map((r) => `${t.rank} ${r.rank}: ${MEMORY.map((part, at) => `${names[at]} ${size(r[part])}`).join(", ")}, ${t.memory_resident} ${size(r.resident)}`).join("; ")}`);
+      const marks = [["/", "slash"], null, null, [".", "dot"], null];
+      stacked(f.memory, rows, parts.map((part, at) => [names[at], colour(part), rows.map((r) => r[part] / MB), hatch(marks[at], part), rows.map((r) => `${size(r[part])}${r.ranks > 1 ? `, ${t.rank} ${r.rank}` : ""}`), "%{customdata}"]), fits && rows.length ? [mark] : [], t.no_times);
+      set(f.memory.plot, "aria-label", `${t.memory_title}: ${rows.map((r) => `${t.rank} ${r.rank}: ${parts.map((part, at) => `${names[at]} ${size(r[part])}`).join(", ")}, ${t.memory_resident} ${size(r.resident)}`).join("; ")}`);
     },
   };
   for (const drawing of Object.values(drawings)) drawing.plotly = true;

@@ -141,6 +141,7 @@ TEXTS = {
     "memory_gradients": "gradients",
     "memory_optimizer": "optimizer",
     "memory_activations": "activations",
+    "memory_copies": "copies",
     "memory_resident": "whole process",
     # communication
     "comms_title": "Communication per step",

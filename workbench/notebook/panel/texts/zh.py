@@ -137,6 +137,7 @@ TEXTS = {
     "memory_gradients": "梯度",
     "memory_optimizer": "优化器",
     "memory_activations": "激活",
+    "memory_copies": "副本",
     "memory_resident": "整个进程",
     # communication
     "comms_title": "每步通信",
@@ -230,6 +231,9 @@ EVENTS = {
     "exported": "已将 {layout} 导出为 {file}",
     "saved": "已在第 {step} 步保存 {name}：{size}，训练停顿 {stall_ms} ms，写入用时 {write_ms} ms",
     "restored": "已恢复 {name}（第 {step} 步，保存时为 {layout}）",
+    "copied": "第 {step} 步的状态在两个进程的内存中各有一份，"
+    "发送 {size}，用时 {took_ms} ms；每 {every} 步更新",
+    "uncopied": "{layout} 下不需要内存副本，或没有其他进程参与训练来保存副本",
     "already": "已经是{strategy}（{layout}）",
     "attached": "另一个内核在第 {step} 步后接管",
     "handed_over": "在第 {step} 步后交给 {who}",
@@ -285,6 +289,7 @@ PHRASES = {
     r"(\d+) more ranks?": r"增加 \1 个进程",
     r"all ranks": "全部进程",
     r"the other ranks": "其他进程",
+    r"copies in memory": "内存副本",
     r"the beginning": "训练起点",
     r"^Ranks? ([\d, and-]+)$": r"进程 \1",
 }
