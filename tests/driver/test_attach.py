@@ -189,3 +189,22 @@ def test_attaching_leaves_nothing_behind(left):
     session.close()
     assert not directory.parent.exists()
     assert not list(Path(directory.parents[1]).glob("workbench-*"))
+
+
+def test_branches_and_outages_are_known_to_the_next_kernel(left):
+    then = (
+        "run.step(6); run.save('here'); run.step(4); run.restore('here'); run.policy('shrink')\n"
+        "run.inject('kill', rank=1, at_step=8); run.step(4)"
+    )
+    dead = left(steps=20, start={"spares": 1}, then=then)
+    dead.wait()
+    dead.kill()
+    run = attach().run
+    assert run is not None
+    told = run.snapshot()
+    assert [branch["step"][-1] for branch in told["branches"]] == [10]
+    assert (told["faults"]["faults"], told["faults"]["policy"]) == (1, "shrink")
+    (outage,) = told["faults"]["outages"]
+    assert "SIGKILL" in outage["why"]
+    assert outage["marks"][-1][0] == "first new step"
+    assert run.wait(60)["state"] in ("paused", "finished")

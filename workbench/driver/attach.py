@@ -226,6 +226,8 @@ def _take_run(engines: Engines, told: dict[int, Told]) -> None:
     run.lay_out(layout, lying)
     engines.cells.extend((number, text) for number, text in kept["cells"])
     _recall(run, kept["logs"])
+    run.history.branches = kept["branches"]
+    run.outages.recall(kept["outages"])
     run.saved = run.checkpoints()
     _note_saves(run, diary.written_s(directory))
     _show_last(run, lying)

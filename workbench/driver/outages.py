@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from workbench.spec.layout import Layout
@@ -63,12 +63,25 @@ class Outages:
     """
 
     def __init__(self, policy: str) -> None:
-        self.policy = policy
+        self.policy: str = policy
         self.all: list[Outage] = []
         self.leftover: list[dict[str, Any]] = []
         self.reunion: Outage | None = None
         self.state_before = "paused"
         self.wide: Layout | None = None
+
+    def told(self) -> dict[str, Any]:
+        """What another kernel is to know, as plain values."""
+        wide = None if self.wide is None else self.wide.to_dict()
+        return {"policy": self.policy, "wide": wide, "all": [asdict(one) for one in self.all]}
+
+    def recall(self, told: dict[str, Any]) -> None:
+        """Have what another kernel knew; its clock was another, but what lasted lasted."""
+        self.policy = told["policy"]
+        self.wide = None if told["wide"] is None else Layout(**told["wide"])
+        for one in told["all"]:
+            marks = [(what, at_s) for what, at_s in one["marks"]]
+            self.all.append(Outage(**{**one, "marks": marks, "is_over": True}))
 
     @property
     def last(self) -> Outage:
