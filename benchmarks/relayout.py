@@ -26,6 +26,7 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks.machine import report
 from workbench.engine import remote
+from workbench.engine.carry import Carried
 from workbench.engine.moves import Moved, move
 from workbench.engine.shards import Box
 from workbench.engine.state import Piece
@@ -155,12 +156,13 @@ class Watch:
         self._carry = remote.carry
         remote.carry = self._timed
 
-    def _timed(self, kept: Any, new: Any) -> Moved | None:
+    def _timed(self, kept: Any, new: Any) -> Carried | None:
         dist.barrier()
         began_s = time.perf_counter()
-        self.moved = self._carry(kept, new)
+        carried = self._carry(kept, new)
         self.took_s = time.perf_counter() - began_s
-        return self.moved
+        self.moved = None if carried is None else carried.moved
+        return carried
 
     def figures(self) -> dict[str, float]:
         """Of the last switch: ours, the same bytes raw, how many; collective."""

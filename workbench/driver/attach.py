@@ -36,12 +36,13 @@ from workbench.driver.launchers import Launched
 from workbench.driver.launchers.local import LocalProcesses
 from workbench.driver.mail import Mail
 from workbench.driver.member import Member
-from workbench.driver.rescue import trained_by
+from workbench.driver.rescue import refill, trained_by
 from workbench.driver.run import Run
 from workbench.driver.sample import joined
 from workbench.driver.session import Session
 from workbench.driver.tensorboard import EventFile
 from workbench.errors import EnginesError, InputError, WorkbenchError
+from workbench.spec import pulse
 from workbench.spec.layout import Layout
 from workbench.spec.options import TrainOptions
 from workbench.spec.timeouts import Timeouts
@@ -96,6 +97,8 @@ def attach_to(cluster: Cluster, *, take_over: bool = False) -> Engines:
     dataclasses.replace(cluster.card, kernel=this_kernel()).write(cluster.directory)
     engines.open()
     current.remember(engines)
+    if engines.run is not None:
+        refill(engines.run)
     return engines
 
 
@@ -118,6 +121,7 @@ def _taken(held: Session, cluster: Cluster) -> Engines:
             f"Of {cluster.name} no {'rank' if processes.controller_pid else 'controller'} is "
             "left. %dist_stop --all removes the rest, %dist_start starts new ranks."
         )
+    _end_newcomers(processes)
     alone.stop(directory, processes.pids.values(), timeouts.total_s)
     connection_file = directory / "security" / "ipcontroller-client.json"
     mail = Mail(connection_file, timeouts.total_s)
@@ -139,6 +143,18 @@ def _taken(held: Session, cluster: Cluster) -> Engines:
         let_go(engines)
         raise
     return engines
+
+
+def _end_newcomers(processes: LocalProcesses) -> None:
+    """Those that were made when the other kernel ended, and that nobody has told who they are.
+
+    What was to become of them is not known; a spare that lacks is made anew.
+    """
+    newcomers = [key for key in processes.pids if not pulse.path_of(processes.log(key)).exists()]
+    if newcomers:
+        processes.signal(newcomers, signal.SIGKILL)
+        for key in newcomers:
+            del processes.pids[key]
 
 
 def let_go(engines: Engines) -> None:
