@@ -29,7 +29,7 @@ class Left:
 
     def __init__(self, folder: Path, cell: str | None, n: int = 2, **how: Any) -> None:
         told = {"n": n, "cell": cell, "start": how.pop("start", {}), "then": how.pop("then", "")}
-        told["train"] = {"directory": str(folder), **how}
+        told["train"] = {"directory": str(folder), "start": how.pop("runs", True), **how}
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, json.dumps(told)], stdout=subprocess.PIPE, text=True
         )
@@ -44,6 +44,10 @@ class Left:
     def kill(self) -> None:
         """End it as a kernel that is killed."""
         os.kill(self.process.pid, signal.SIGKILL)
+        self.ended()
+
+    def ended(self) -> None:
+        """Until it has been killed."""
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ import psutil
 import pytest
 from left import Left
 
+from tests.contract import test_skipped_updates as skipped_updates
 from tests.contract.test_one_trajectory import plain
 from tests.driver.test_controller import journaled
 from tests.driver.test_run import GOOD
@@ -189,6 +191,30 @@ def test_attaching_leaves_nothing_behind(left):
     session.close()
     assert not directory.parent.exists()
     assert not list(Path(directory.parents[1]).glob("workbench-*"))
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.15, 0.3])
+@pytest.mark.parametrize(("strategy", "spares"), [("data", 0), ("pipeline", 1)])
+def test_a_kernel_that_ends_in_a_recovery_loses_nothing(left, strategy, spares, delay_s):
+    then = (
+        "import os\nrun.step(4); run.save('here'); run.step(2)\n"
+        "run.inject('kill', rank=1, at_step=8); run.resume()\n"
+        "while not run.outages.all: time.sleep(0.001)\n"
+        f"time.sleep({delay_s}); os.kill(os.getpid(), 9)"
+    )
+    how = {"start": {"spares": spares}, "strategy": strategy}
+    cell = f"BAD = None\n{skipped_updates.CELL}"
+    dead = left(cell, steps=10, runs=False, **how, then=then)
+    dead.ended()
+    began_s = time.monotonic()
+    run = attach().run
+    assert run is not None
+    assert time.monotonic() - began_s < 30
+    assert run.wait(60)["state"] == "finished", run.message
+    assert run.history.steps == list(range(1, 11))
+    known = [(i, loss) for i, loss in enumerate(run.history.loss) if not math.isnan(loss)]
+    curve = skipped_updates.plain(None)[0]
+    assert [loss for _, loss in known] == pytest.approx([curve[i] for i, _ in known], rel=1e-5)
 
 
 def test_branches_and_outages_are_known_to_the_next_kernel(left):

@@ -50,7 +50,7 @@ def test_a_lost_rank_is_told_first_comes_back_and_is_not_struck_again(clusters, 
     assert LETHAL[kind] in lost
     order = [event["text"] for event in run.events]
     assert order.index(fault) < order.index(lost)
-    assert {"step": 4, "label": "fault"} in run.marks
+    assert {"step": 3, "label": "fault"} in run.marks
     assert [row["state"] for row in run.faults.rows()] == ["struck"]
     assert run.faults.rows()[0]["struck"] == 4
     assert run.history.steps == list(range(1, 9))

@@ -15,7 +15,7 @@ def test_a_fault_is_listed_strikes_and_is_cleared(engines: Kernel):
     engines("run = %dist_train digits --steps 100000 --on-nan skip;\nrun.pause()")
     assert engines("%dist_fault").text == "No faults yet."
     table = engines("%dist_fault slow --rank 1 --for 20ms").text
-    assert table.splitlines()[0] == "1 of 1 faults wait for their step"
+    assert table.splitlines()[0] == "Faults: 1, waiting for a step: 1"
     assert table.splitlines()[2].split()[:2] == ["slow", "1"]
     engines("%dist_step 2")
     assert "struck" in engines("%dist_fault").text

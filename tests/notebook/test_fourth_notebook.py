@@ -11,7 +11,7 @@ from lectures import PLOTLY, Cells, number_after, printed, shown, tables
 NOTEBOOK = "04_faults.ipynb"
 TIMEOUT_S = 240
 SLOW_S = 600  # other work may share the cores
-PHASES = ["free", "places filled", "met", "state", "first new step"]
+PHASES = ["others freed", "place filled", "met again", "state moved", "first step"]
 
 pytestmark = pytest.mark.timeout(SLOW_S)
 

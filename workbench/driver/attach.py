@@ -36,7 +36,7 @@ from workbench.driver.launchers import Launched
 from workbench.driver.launchers.local import LocalProcesses
 from workbench.driver.mail import Mail
 from workbench.driver.member import Member
-from workbench.driver.rescue import refill, trained_by
+from workbench.driver.rescue import bring_back, refill, trained_by
 from workbench.driver.run import Run
 from workbench.driver.sample import joined
 from workbench.driver.session import Session
@@ -53,6 +53,7 @@ POLL_S = 0.05
 TOGETHER_S = 1.0
 # Attempts to meet that the other kernel may have begun, which leave something in the store.
 UNTRIED = 1000
+NO_END = 1 << 62  # more steps than anybody takes
 NOBODY = (0, 0.0)
 GONE = "ended while no kernel was there"
 Told = dict[str, Any]
@@ -138,7 +139,7 @@ def _taken(held: Session, cluster: Cluster) -> Engines:
     engines.echo.numbers = itertools.count(1 + max(info["cells"] for _id, info in told.values()))
     try:
         by_rank = {info["rank"]: info for _id, info in told.values()}
-        _take_run(engines, dict(sorted(by_rank.items())))
+        _take_run(engines, dict(sorted(by_rank.items())), of.run)
     except BaseException:
         let_go(engines)
         raise
@@ -199,7 +200,8 @@ def _members(told: dict[int, tuple[int, Told]], card: Card) -> list[Member]:
     """Ranks in their order, those that are gone among them, then spares."""
     world = max((info for _id, info in told.values()), key=lambda info: info["attempt"])
     ranks: list[Member] = []
-    for rank in range(world["size"]):
+    # Without a world they were on the way to the next one.
+    for rank in range(world["size"] or len(card.places)):
         place = card.places[rank]
         found = [
             key
@@ -222,41 +224,58 @@ def _members(told: dict[int, tuple[int, Told]], card: Card) -> list[Member]:
     return [*ranks, *spares]
 
 
-def _take_run(engines: Engines, told: dict[int, Told]) -> None:
-    """Build the handle of the training that the ranks hold, if they hold one."""
+def _take_run(engines: Engines, told: dict[int, Told], directory: str | None) -> None:
+    """Build the handle of the training that the ranks hold, if they hold one.
+
+    directory: of the one that they held last. They hold none where a recovery broke off.
+    """
     holding = [info["training"] for info in told.values() if info["training"] is not None]
-    if not holding:
-        return
-    first = holding[0]
-    directory = Path(first["directory"])
-    kept = diary.read(directory)
-    if kept is None:
-        return  # its kernel was gone before it knew of it
-    layout = Layout(**first["layout"])
-    run = Run(engines, kept["about"], TrainOptions(**kept["options"]), directory, layout)
+    first = holding[0] if holding else None
+    directory = first["directory"] if first is not None else directory
+    kept = diary.read(directory) if directory else None
+    if not directory or kept is None or (first is None and kept["state"] == "gone"):
+        return  # there was none, or its kernel was gone before it knew of it
+    layout = Layout(**(kept if first is None else first)["layout"])
+    run = Run(engines, kept["about"], TrainOptions(**kept["options"]), Path(directory), layout)
     for name in ("goal", "metrics", "metrics_step", "marks", "num_saves", "events", "peaks"):
         setattr(run, name, kept[name])
-    steps = [one["step"] for one in holding if one["layout"] == first["layout"]]
-    run.step_now = max(steps[: layout.world_size])
-    lying = [told.get(rank, {}).get("training") or first for rank in range(engines.num_ranks)]
-    run.lay_out(layout, lying)
-    engines.cells.extend((number, text) for number, text in kept["cells"])
-    _recall(run, kept["logs"])
-    run.history.branches = kept["branches"]
     run.outages.recall(kept["outages"])
+    engines.cells.extend((number, text) for number, text in kept["cells"])
+    if first is None:
+        run.lay_out(layout, [{"stages": kept["stages"], "held": held} for held in kept["held"]])
+        journals.recall(run.history, run.directory, NO_END, layout)
+        run.step_now = run.history.steps[-1] if run.history.steps else 0
+    else:
+        steps = [one["step"] for one in holding if one["layout"] == first["layout"]]
+        run.step_now = max(steps[: layout.world_size])
+        lying = [told.get(rank, {}).get("training") or first for rank in range(engines.num_ranks)]
+        run.lay_out(layout, lying)
+        _recall(run, kept["logs"])
+        _show_last(run, lying)
+    run.history.branches = kept["branches"]
     run.saved = run.checkpoints()
     _note_saves(run, diary.written_s(directory))
-    _show_last(run, lying)
     if kept["tensorboard"]:
         run.event_file = _event_file(kept["tensorboard"], run)
     engines.run = run
-    alive = [rank for rank, one in enumerate(engines.roster.members) if not one.gone]
-    with_it = [rank for rank in alive if told.get(rank, {}).get("training") is not None]
-    members = [engines.roster.members[rank] for rank in with_it]
-    trained_by(run, members, engines.call("facts", ranks=with_it[:1])[0])
+    _know_again(run)
     run.set_state("paused" if kept["state"] == "gone" else kept["state"], kept["message"])
-    _settle(run, told)
+    _settle(run, told, is_held=first is not None)
     run.take_up()
+
+
+def _know_again(run: Run) -> None:
+    """Find out which processes know the training, and have the others get ready for it."""
+    members = [one for one in run.engines.roster.members if not one.gone]
+    futures = run.engines.ask(members, "facts")
+    found = [future.result() for future in futures]
+    knowing = [one for one, facts in zip(members, found, strict=True) if facts]
+    if not knowing:
+        raise EnginesError(
+            f"{run.name} was lost when its kernel ended in a recovery. %dist_stop --all ends the "
+            f"ranks; %dist_train ... --restore {run.directory} goes on from its last checkpoint."
+        )
+    trained_by(run, knowing, next(filter(None, found)))
 
 
 def _recall(run: Run, logs: list[str]) -> None:
@@ -280,8 +299,11 @@ def _recall(run: Run, logs: list[str]) -> None:
         run.step_now = step
 
 
-def _settle(run: Run, told: dict[int, Told]) -> None:
-    """Do what the other kernel would have done next: about an error, or at the goal."""
+def _settle(run: Run, told: dict[int, Told], *, is_held: bool) -> None:
+    """Do what the other kernel would have done next: about an error, or at the goal.
+
+    is_held: whether the ranks hold the training.
+    """
     if run.engines.roster.gone():
         run.look()  # its thread brings them back
         return
@@ -291,6 +313,9 @@ def _settle(run: Run, told: dict[int, Told]) -> None:
         if info["broken"] and info["training"] and info["training"]["error"]
     }
     try:
+        if not is_held:
+            bring_back(run, "the kernel ended in a recovery")
+            return
         if any(error["name"] != "WorldLostError" for error in errors.values()):
             recovery.recover(run, errors)
         if any(info["broken"] for info in told.values()):

@@ -64,6 +64,13 @@ def engines() -> Engines:
     return found[-1]
 
 
+def why_none() -> str:
+    """What there is to say where this kernel controls no engines, and that is no error."""
+    if (others := watched()) or _parted:
+        return others[-1].sentence() if others else _parted[-1]
+    return f"No engines were running.{left_over()}"
+
+
 def left_over() -> str:
     """A sentence on ranks of kernels that are gone, or nothing."""
     count = session.num_left_over()

@@ -333,7 +333,7 @@ def start(  # noqa: PLR0913 - keyword-only
     Raises InputError or StartError; nothing is left running then.
     """
     timeouts = Timeouts(timeout)
-    if lease is not None and not lease > 0:
+    if lease is not None and (not isinstance(lease, (int, float)) or not lease > 0):
         raise InputError(f"lease={lease!r}: use seconds > 0.")
     if n is not None:
         check_number(n)  # before anything is waited for

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import InputError
 from workbench.spec.fault import Fault
+from workbench.spec.near import unknown
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
 
 LOOK_S = 0.01
 ARMED, STRUCK, CLEARED, LOST = "armed", "struck", "cleared", "gone with its process"
+LASTS = "lasts until it is cleared"
 NAMES = tuple(Fault.__dataclass_fields__)
 LASTING = ("slow", "disk-full")
 CONTINUED = ("stop", "")  # ways to stall that end with a signal
@@ -48,12 +50,14 @@ class Faults:
             shown = {key: value for key, value in row.items() if key not in ("pid", "key")}
             if row["state"] == ARMED and row["pid"] not in pids:
                 shown["state"] = LOST
+            elif _lasts(row):
+                shown["state"] = LASTS
             found.append(shown)
         return found
 
     def under_way(self) -> list[str]:
         """What waits for its step, and what lasts until `clear`, as it is said."""
-        rows = [row for row in self.rows() if row["state"] == ARMED or _lasts(row)]
+        rows = [row for row in self.rows() if row["state"] in (ARMED, LASTS)]
         return [str(Fault(**{name: row[name] for name in NAMES})) for row in rows]
 
     def arm(self, fault: Fault) -> dict[str, Any]:
@@ -120,7 +124,8 @@ class Faults:
                 break
         fault = Fault(**{name: struck[name] for name in NAMES} | {"step": struck["struck"]})
         self.run.happened("fault", fault=str(fault), step=struck["struck"])
-        self.run.marks.append({"step": struck["struck"], "label": "fault"})
+        # In the curves where the step before ends, as what follows from it.
+        self.run.marks.append({"step": struck["struck"] - 1, "label": "fault"})
 
 
 def wanted(run: Run, kind: str, rank: int | None, at_step: int | None, how: dict) -> Fault:
@@ -130,6 +135,8 @@ def wanted(run: Run, kind: str, rank: int | None, at_step: int | None, how: dict
         rank = last
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= last:
         raise InputError(f"rank={rank!r}: ranks 0 to {last} train. Use one of them.")
+    if wrong := sorted(how.keys() - {"phase", "how", "for_s"}):
+        raise InputError(unknown("option", wrong[0], ["phase", "how", "for_s"]))
     step = run.step_now + 1 if at_step is None else at_step
     fault = Fault(kind=kind, rank=rank, step=step, **how)
     if step <= run.step_now:

@@ -93,7 +93,8 @@ def _begin(run: Run, gone: list[int]) -> Outage:
     if gone:
         why = "; ".join(f"rank {rank}: {members[rank].gone}" for rank in gone)
         run.outages.begin(why, gone, run.step_now, min(members[rank].gone_s for rank in gone))
-        run.happened("lost", ranks=named(gone).capitalize(), why=why, step=run.step_now)
+        told = members[gone[0]].gone if len(gone) == 1 else why
+        run.happened("lost", ranks=named(gone).capitalize(), why=told, step=run.step_now)
         run.marks.append({"step": run.step_now, "label": "lost", "kind": "fault"})
     run.outages.last.mark("free")
     return run.outages.last
@@ -160,6 +161,13 @@ def _grow(run: Run) -> None:
     outage.filled = f"{count} more {'rank' if count == 1 else 'ranks'}"
     layout, run.outages.wide = run.outages.wide or run.layout, None
     _meet(run, layout, outage, run.engines.timeouts.rendezvous_s)
+
+
+def bring_back(run: Run, why: str) -> None:
+    """Have ranks hold the training again, all of which are there, and whose recovery broke off."""
+    outage = run.outages.begin(why, [], run.step_now, time.monotonic())
+    outage.mark("free")
+    _meet(run, run.layout, outage, run.engines.timeouts.rendezvous_s)
 
 
 def _meet(run: Run, layout: Layout, outage: Outage, rendezvous_s: float) -> None:

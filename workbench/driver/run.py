@@ -331,6 +331,11 @@ class Run(Asked, Readings):
             return self.step_now
         if verb not in (*allowed, *SILENT):
             takes = ", ".join(allowed) or "no command"
+            if self.state == "waiting":
+                raise RunError(
+                    f"{self.name} waits for ranks that are gone: %dist_recover brings them back, "
+                    f"then there can be a {verb}."
+                )
             raise RunError(f"{self.name} is {self.state}: it takes {takes}, not {verb}.")
         if verb not in SILENT:
             self.set_pending(verb)
@@ -353,7 +358,8 @@ class Run(Asked, Readings):
         if not all(reply["is_journaled"] for reply in replies) and not self._told_of_journal:
             self._told_of_journal = True
             self.tell(
-                "warning", f"the journal cannot be written, what is not is kept: {self.directory}"
+                "warning",
+                f"the journal cannot be written to {self.directory}: its lines are kept in memory",
             )
         if self.saving.is_step() and not self.feeder.in_flight:
             self.saving.by_itself()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -77,9 +77,13 @@ def is_stopped(pid: int) -> bool:
 
 def chosen(engines: Engines, ranks: Iterable[int] | None) -> list[int]:
     """Ranks, all for None. Raises InputError for one that is not there."""
-    found = list(range(engines.num_ranks) if ranks is None else ranks)
-    if wrong := [rank for rank in found if not 0 <= rank < engines.num_ranks]:
-        raise InputError(f"There is no rank {wrong[0]}: use 0 to {engines.num_ranks - 1}.")
+    if ranks is None:
+        ranks = range(engines.num_ranks)
+    found: list[Any] = list(ranks) if isinstance(ranks, Iterable) else [ranks]
+    for rank in found:
+        is_number = isinstance(rank, int) and not isinstance(rank, bool)
+        if not is_number or not 0 <= rank < engines.num_ranks:
+            raise InputError(f"There is no rank {rank!r}: use 0 to {engines.num_ranks - 1}.")
     return found
 
 

@@ -167,6 +167,8 @@ def break_off(engines: Engines, ranks: list[int] | None = None) -> list[int]:
     What computes is interrupted, what waits for others is freed; the process group is made anew by
     whoever gets their replies.
     """
+    if ranks is not None:
+        stacks.chosen(engines, ranks)
     pulses = Pulses(engines, PERIOD_S)
     seen = pulses.look()
     chosen = [

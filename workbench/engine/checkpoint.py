@@ -9,7 +9,7 @@ Format: docs/checkpoints.md
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +94,28 @@ def save(
     return str(told[0][2])
 
 
-def load(path: Path, pieces: Mapping[str, Piece]) -> dict[str, Any]:
+def load(
+    path: Path, pieces: Mapping[str, Piece], check: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """Fill the pieces, in place, from a checkpoint; collective, what `save` got as meta.
 
     The pieces are those of `state.take`, at any number of ranks and in any layout; each rank
     reads the boxes it holds, and all ranks together must hold what was saved. Manifest, sizes and
     hashes are checked on all ranks before the first byte changes. `state.load` then puts back the
-    numbers that no tensor of the model holds.
+    numbers that no tensor of the model holds. check: raises CheckpointError for a meta that will
+    not do.
 
     Raises the same CheckpointError on all ranks, with nothing changed.
     """
     mine = {key: shares.kind_of(piece) for key, piece in pieces.items()}
     model = shares.one_kind(agreed_all(lambda: mine))
-    meta, fill = agreed(lambda: restored(Path(path), pieces, model))
+
+    def looked_at() -> tuple[dict[str, Any], Callable[[], None]]:
+        meta, fill = restored(Path(path), pieces, model)
+        if check is not None:
+            check(meta)
+        return meta, fill
+
+    meta, fill = agreed(looked_at)
     fill()
     return meta

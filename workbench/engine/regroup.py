@@ -34,9 +34,13 @@ NUM_LOOKED_AT = 4
 
 
 def facts() -> bytes:
-    """What `prepare` needs of the training that is built here; for another process of ours."""
-    assert here.trainer is not None
-    blueprint = here.trainer.blueprint
+    """What `prepare` needs of the training that is built here; for another process of ours.
+
+    b"": nothing is known of one.
+    """
+    blueprint = _blueprint()
+    if blueprint is None:
+        return b""
     told = {**blueprint.facts, "trains_on": blueprint.device.type}
     return pickle.dumps((told, _looks(blueprint.plan.recipe)))
 
@@ -109,7 +113,7 @@ def regroup(meeting: dict, layout: dict, directory: str) -> dict:
             here.kept = None if here.torn else Kept.of(here.trainer)
         except Exception as error:  # noqa: BLE001 - the user's optimizer, say; the ranks still meet
             here.kept, why = None, f"{type(error).__name__}: {error}"[:MOST_CHARS]
-    blueprint = here.kept.blueprint if here.kept is not None else _blueprint()
+    blueprint = here.prepared = _blueprint()  # also of a meeting that comes to nothing
     leave()
     world = meet(meeting)
     if here.journal is None:
@@ -122,9 +126,7 @@ def regroup(meeting: dict, layout: dict, directory: str) -> dict:
             trainer = Trainer(blueprint, Layout(**layout), world)
             carried = carry(here.kept, trainer, here.copies.versions)
     except CheckpointError as error:
-        here.prepared = blueprint
         return {"step": None, "why": str(error)}
-    here.prepared = blueprint
     if carried is None:
         return {"step": None, "why": why or "no rank holds anything of it"}
     _hold(trainer)
@@ -151,4 +153,6 @@ def _hold(trainer: Trainer) -> None:
 
 
 def _blueprint() -> Blueprint | None:
-    return here.trainer.blueprint if here.trainer is not None else here.prepared
+    if here.trainer is not None:
+        return here.trainer.blueprint
+    return here.kept.blueprint if here.kept is not None else here.prepared

@@ -6,6 +6,7 @@ import gc
 import signal
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -181,7 +182,7 @@ def restore(path: str) -> dict:
         # A rank that is lost from here on may leave some at the one step and some at the other.
         _here.torn = True
         try:
-            meta = checkpoint.load(Path(path), pieces)
+            meta = checkpoint.load(Path(path), pieces, partial(_check_meta, trainer))
         except CheckpointError:
             _here.torn = False  # nothing has changed
             raise
@@ -193,6 +194,13 @@ def restore(path: str) -> dict:
     if meta.get("all_used"):
         trainer.know_all_used()
     return {"step": trainer.step, "layout": meta["layout"]}
+
+
+def _check_meta(trainer: Trainer, meta: dict) -> None:
+    """Raises CheckpointError for what a training cannot take over."""
+    if missing := {"step", "samples", "layout", "optimizer"} - meta.keys():
+        raise CheckpointError(f"It has no {min(missing)}: it is no checkpoint of a training.")
+    state.check_settings(trainer.optimizer, trainer.blueprint.groups, meta["optimizer"])
 
 
 def switch(layout: dict) -> dict:

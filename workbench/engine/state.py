@@ -156,11 +156,7 @@ def set_settings(
 
     Raises CheckpointError, with nothing changed, when the groups are not the same.
     """
-    if names != [group["params"] for group in groups]:
-        raise CheckpointError(
-            f"The optimizer settings are of another optimizer: {len(groups)} groups there, "
-            f"{len(names)} here, or other parameters in them. Use the recipe it was saved with."
-        )
+    check_settings(optimizer, names, groups)
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         for key, value in values.items():
             if key != "params" and key in group and key not in HOW_NOT_WHAT:
@@ -169,6 +165,33 @@ def set_settings(
                     now.fill_(value)
                 else:
                     group[key] = tuple(value) if isinstance(now, tuple) else value
+
+
+def check_settings(
+    optimizer: Optimizer, names: list[list[str]], groups: list[dict[str, Any]]
+) -> None:
+    """Raises CheckpointError for hyper-parameters that are not of this optimizer."""
+    if names != [group.get("params") for group in groups]:
+        raise CheckpointError(
+            f"The optimizer settings are of another optimizer: {len(groups)} groups there, "
+            f"{len(names)} here, or other parameters in them. Use the recipe it was saved with."
+        )
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in values.items():
+            if key in group and key != "params" and _kind(value) != _kind(group[key]):
+                raise CheckpointError(
+                    f"The optimizer settings have {key}={str(value)[:40]!r}, and here it is "
+                    f"{str(group[key])[:40]!r}. Use the recipe it was saved with."
+                )
+
+
+def _kind(value: Any) -> str:
+    """Number, flag, text, list; nothing, which any of them may be instead."""
+    if isinstance(value, bool) or value is None:
+        return "flag"
+    if isinstance(value, (int, float, Tensor)):
+        return "number"
+    return "list" if isinstance(value, (list, tuple)) else type(value).__name__
 
 
 def differences(

@@ -38,6 +38,12 @@ class Fault:
             raise InputError(f"phase={self.phase!r}: use one of {', '.join(PHASES)}.")
         if isinstance(self.step, bool) or not isinstance(self.step, int) or self.step < 1:
             raise InputError(f"at_step={self.step!r}: use a whole number of a step >= 1.")
+        if not isinstance(self.how, str):
+            raise InputError(f"how={self.how!r}: use a word, as %dist_fault? lists them.")
+        if self.for_s is not None and (
+            isinstance(self.for_s, bool) or not isinstance(self.for_s, (int, float))
+        ):
+            raise InputError(f"for_s={self.for_s!r}: use seconds > 0.")
         if self.for_s is not None and not (math.isfinite(self.for_s) and self.for_s > 0):
             raise InputError(f"for_s={self.for_s!r}: use seconds > 0.")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def read(path: Path) -> dict[str, Any]:
         file = path / FILE_NAME
         if file.exists() and not (file.is_file() or file.is_dir()):
             raise FileNotFoundError  # a pipe, say, which would be read for ever
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
         what = "has no manifest.json" if path.is_dir() else "is not there"
         raise CheckpointError(f"{path} is no checkpoint: it {what}.") from None
@@ -64,7 +64,48 @@ def read(path: Path) -> dict[str, Any]:
         )
     if manifest.get("seal") != _seal(manifest):
         raise CheckpointError(damaged(name, FILE_NAME, "was changed after it was written"))
+    for key, is_right in FIELDS.items():
+        if key in manifest and not is_right(manifest[key]):
+            how = f"has {key}={str(manifest[key])[:40]!r}, which none can have"
+            raise CheckpointError(damaged(name, FILE_NAME, how))
     return manifest
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_CHARS
+
+
+def _are_groups(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(group, dict) for group in value)
+
+
+# What a sealed manifest may say all the same, from whoever made it: nothing else is taken.
+MOST_CHARS = 200
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "step": lambda value: value is None or _is_count(value),
+    "samples": _is_count,
+    "time_s": _is_seconds,
+    "stall_s": _is_seconds,
+    "write_s": _is_seconds,
+    "layout": _is_text,
+    "recipe": _is_text,
+    "name": _is_text,
+    "optimizer": _are_groups,
+    "by_itself": lambda value: isinstance(value, bool),
+    "all_used": lambda value: isinstance(value, bool),
+}
 
 
 def plain(value: Any, where: str = "meta") -> Any:

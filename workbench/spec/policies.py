@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from workbench.errors import InputError
 
-# A spare takes a lost rank's place in any case; these are for when there is none.
+# They differ where no spare is there.
 ON_LOSS = {
-    "replace": "a fresh process takes its place",
-    "shrink": "go on with the ranks that are left, where the strategy is data; else replace",
-    "wait": "stop until the user says %dist_recover",
+    "replace": "a spare takes its place, else a fresh process",
+    "shrink": "a spare takes its place, else those that are left go on, under data; else replace",
+    "wait": "a spare takes its place, else stop until the user says %dist_recover",
 }
 # A process that is stopped is dealt with at once, a rank that computes or waits in vain after half
 # of the time for which a rank may keep others waiting (spec/timeouts.py).

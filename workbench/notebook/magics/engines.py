@@ -123,5 +123,5 @@ class EngineMagics(Commands):
             session.close()
             session.end_abandoned()
         if not options.silent:
-            text = "\n".join(map(show.stopped, chosen)) or "No engines were running."
+            text = "\n".join(map(show.stopped, chosen)) or current.why_none()
             print(text)  # noqa: T201 - a magic's output

@@ -15,7 +15,7 @@ from workbench.notebook.magics import Commands
 from workbench.notebook.show import Table
 from workbench.spec.fault import PHASES, kinds
 
-COLUMNS = ("kind", "rank", "step", "phase", "how", "state")
+COLUMNS = ("kind", "rank", "step", "phase", "how", "for_s", "state")
 CLEAR = "clear"
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0}
 
@@ -66,7 +66,7 @@ class InjectionMagics(Commands):
             run.inject(options.kind, rank=options.rank, at_step=options.at_step, **how)
         rows = run.faults.rows()
         waiting = sum(row["state"] == "armed" for row in rows)
-        title = f"{waiting} of {len(rows)} faults wait for their step" if rows else "No faults yet."
+        title = f"Faults: {len(rows)}, waiting for a step: {waiting}" if rows else "No faults yet."
         return self.shown.skip(Table(rows, COLUMNS, title), silent=options.silent)
 
 

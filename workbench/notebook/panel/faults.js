@@ -22,20 +22,17 @@ function policies({ make, set, put, button, send, t }) {
 // One button a fault, which strikes the rank beside them in its next step.
 const FAULTS = { kill: {}, stall: { for_s: 5 }, slow: {}, nan: {}, "drop-link": {}, "disk-full": {} };
 function strikes({ make, set, put, button, send, t }) {
-  const rank = make("select", { class: "wb-button", "aria-label": t.strike_rank }), about = make("span", { class: "wb-explained" });
+  const rank = make("input", { type: "number", min: 0, value: 1, class: "wb-button", "aria-label": t.strike_rank }), about = make("span", { class: "wb-explained" });
   const all = Object.entries(FAULTS).map(([kind, how]) => {
     const one = button("inject", t[`strike_${kind}`]);
     one.press = () => send("inject", { kind, rank: +rank.value, ...how });
     return Object.assign(one, { verb: "inject" });
   });
   const clear = Object.assign(button("clear_faults", t.strike_clear), { verb: "clear_faults" });
-  const row = make("div", { class: "wb-policy" }, make("span", { class: "wb-label" }, t.strike), rank, make("div", { class: "wb-segments", role: "group", "aria-label": t.strike }, ...all), clear, about);
+  const row = make("div", { class: "wb-policy" }, make("span", { class: "wb-label" }, t.strike), make("label", {}, `${t.rank} `, rank), make("div", { class: "wb-segments", role: "group", "aria-label": t.strike }, ...all), clear, about);
   row.show = (s, may) => {
-    if (rank.options.length !== s.used && s.used) {
-      const chosen = Math.min(rank.options.length ? +rank.value : 1, s.used - 1);
-      rank.replaceChildren(...Array.from({ length: s.used }, (_, at) => make("option", { value: at }, `${t.rank} ${at}`)));
-      rank.value = chosen;
-    }
+    set(rank, "max", s.used - 1);
+    if (document.activeElement !== rank && s.used) rank.value = Math.max(0, Math.min(Math.trunc(+rank.value), s.used - 1));
     for (const one of [...all, clear]) set(one, "aria-disabled", !may(one.verb));
     put(about, (s.faults?.under_way || []).join("; "));
     clear.hidden = !s.faults?.under_way?.length;
