@@ -18,7 +18,7 @@ def test_a_fault_is_listed_strikes_and_is_cleared(engines: Kernel):
     assert table.splitlines()[0] == "Faults: 1, waiting for a step: 1"
     assert table.splitlines()[2].split()[:2] == ["slow", "1"]
     engines("%dist_step 2")
-    assert "struck" in engines("%dist_fault").text
+    assert "lasts until it is cleared" in engines("%dist_fault").text
     assert "fault injected: slow of rank 1" in engines("print(run.events)").out
     assert "cleared" in engines("%dist_fault clear").text
 
