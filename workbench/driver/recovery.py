@@ -60,7 +60,10 @@ def goes_on(run: Run, error: BaseException) -> bool:
     Once at a step. By what they lose each other twice at one step is what they do there.
     """
     outage, run.outages.reunion = run.outages.reunion, None
-    if outage is None or not isinstance(error, WorldLostError) or run.state != "running":
+    was_asked, run.outages.is_broken_off = run.outages.is_broken_off, False
+    if was_asked or outage is None or run.state != "running":
+        return False
+    if not isinstance(error, WorldLostError):
         return False
     if any(one.step == outage.step and not one.ranks for one in run.outages.all):
         return False

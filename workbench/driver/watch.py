@@ -179,6 +179,7 @@ def break_off(engines: Engines, ranks: list[int] | None = None) -> list[int]:
         return []
     if engines.run is not None:
         engines.run.watch.forget()
+        engines.run.outages.is_broken_off = bool(engines.run.feeder.in_flight)
     waiting = [rank for rank in chosen if seen[rank].waits]
     engines.interrupt([rank for rank in chosen if rank not in waiting])
     end_s = time.monotonic() + (FREE_S if len(waiting) < len(chosen) else 0.0)
