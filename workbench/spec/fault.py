@@ -41,10 +41,10 @@ class Fault:
         if not isinstance(self.how, str):
             raise InputError(f"how={self.how!r}: use a word, as %dist_fault? lists them.")
         if self.for_s is not None and (
-            isinstance(self.for_s, bool) or not isinstance(self.for_s, (int, float))
+            isinstance(self.for_s, bool)
+            or not isinstance(self.for_s, (int, float))
+            or not (math.isfinite(self.for_s) and self.for_s > 0)
         ):
-            raise InputError(f"for_s={self.for_s!r}: use seconds > 0.")
-        if self.for_s is not None and not (math.isfinite(self.for_s) and self.for_s > 0):
             raise InputError(f"for_s={self.for_s!r}: use seconds > 0.")
 
     @property
