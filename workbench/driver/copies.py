@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,22 @@ SOURCE = "copies in memory"
 def or_newer(run: Run, replies: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """A training that has gone back to copies, or to a newer checkpoint -> replies, from where."""
     step = replies[0]["step"]
-    for saved in reversed(run.checkpoints()):
-        if not step < saved["step"] <= run.step_now:
-            break
+    newer = takewhile(lambda one: step < one["step"] <= run.step_now, reversed(run.checkpoints()))
+    return first_whole(run, newer, replies) or (replies, SOURCE)
+
+
+def first_whole(
+    run: Run, saved: Iterable[dict[str, Any]], replies: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], str] | None:
+    """The training from the first of these checkpoints that is whole -> replies, from where."""
+    for one in saved:
         try:
-            told = run.engines.call("restore", str(Path(saved["path"]).resolve()))
+            told = run.engines.call("restore", str(Path(one["path"]).resolve()))
         except CheckpointError as error:
             run.tell("error", str(error))
             continue
-        return [{**reply, "step": told[0]["step"]} for reply in replies], saved["name"]
-    return replies, SOURCE
+        return [{**reply, "step": told[0]["step"]} for reply in replies], one["name"]
+    return None
 
 
 class Copying:

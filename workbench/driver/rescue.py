@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.driver import commands, copies, salvage
@@ -19,7 +18,6 @@ from workbench.driver.member import Member
 from workbench.driver.needed import needed
 from workbench.driver.outages import Outage
 from workbench.errors import (
-    CheckpointError,
     EnginesError,
     InputError,
     RunError,
@@ -202,14 +200,8 @@ def _meet(run: Run, layout: Layout, outage: Outage, rendezvous_s: float) -> None
 def _from_file(run: Run, layout: Layout) -> tuple[list[dict[str, Any]], str]:
     """The training from its last whole checkpoint, or its beginning -> replies, from where."""
     replies = run.engines.call("begin_anew", layout.to_dict())
-    for saved in reversed(run.checkpoints()):
-        try:
-            told = run.engines.call("restore", str(Path(saved["path"]).resolve()))
-        except CheckpointError as error:
-            run.tell("error", str(error))
-            continue
-        return [{**reply, "step": told[0]["step"]} for reply in replies], saved["name"]
-    return replies, "the beginning"
+    found = copies.first_whole(run, reversed(run.checkpoints()), replies)
+    return found or (replies, "the beginning")
 
 
 def ready(run: Run, members: list[Member]) -> list[str]:
