@@ -9,6 +9,8 @@ import pytest
 from lab import Lab, Server, browse, chromium, serve
 from playwright.sync_api import Playwright, sync_playwright
 
+from workbench.driver import session
+
 
 @pytest.fixture(scope="session")
 def playwright() -> Iterator[Playwright]:
@@ -30,7 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, playwright: Playwright) -> 
 
 @pytest.fixture
 def lab(server: Server, playwright: Playwright) -> Iterator[Lab]:
-    """A fresh browser on the module's server; the test's kernels end with it."""
+    """A fresh browser on the module's server; the test's kernels end with it, and their ranks."""
     with browse(playwright, server) as lab:
         yield lab
     server.end_kernels()
+    session.end_abandoned()

@@ -30,6 +30,7 @@ DETACHED = {"start": {"lease": None}}
 def left(clusters, tmp_path):
     """`left(cell, ...)` is a detached training whose kernel can be killed; nothing of it stays."""
     clusters.stop()
+    session.end_abandoned()  # which an attach without a name would find, too
     made: list[Left] = []
 
     def begin(cell=SLOW, **how):

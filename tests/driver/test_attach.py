@@ -38,6 +38,7 @@ while pulse.read(path).phase == "idle": time.sleep(0.01)
 def left(clusters, tmp_path):
     """`left(cell, ...)` is a training whose kernel can be killed; nothing of it stays."""
     clusters.stop()
+    session.end_abandoned()  # which an attach without a name would find, too
     made: list[Left] = []
 
     def begin(cell=SLOW, **how):

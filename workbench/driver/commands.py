@@ -35,7 +35,12 @@ LONGEST = 80  # characters of a layout's text
 
 
 def hold(run: Run, begun: Future, over: threading.Event) -> None:
-    """Keep the training off the ranks until `over`; `begun` tells that it is."""
+    """Keep the training off the ranks until `over`; `begun` tells that it is.
+
+    Raises EnginesError where a rank is gone: it is brought back before others may use the ranks.
+    """
+    if run.state != "waiting" and run.engines.roster.gone():
+        look(run)
     begun.set_result(None)
     over.wait()
 
