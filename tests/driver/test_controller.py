@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import signal
+import socket
 import threading
 import time
 
@@ -116,8 +118,9 @@ def test_a_second_crash_while_another_one_starts(clusters, tmp_path):
 def test_one_that_cannot_be_started_leaves_ranks_that_are_out_of_reach(clusters):
     engines = start(2)
     try:
-        connection = engines.directory / "security" / "ipcontroller-engine.json"
-        connection.write_text("{")
+        security = engines.directory / "security"
+        port = json.loads((security / "ipcontroller-client.json").read_text())["registration"]
+        (security / "ipcontroller-engine.json").write_text("{")
         kill_controller(engines)
         deadline_s = time.monotonic() + 20
         while engines.alive and time.monotonic() < deadline_s:
@@ -126,3 +129,6 @@ def test_one_that_cannot_be_started_leaves_ranks_that_are_out_of_reach(clusters)
             engines.call("is_broken")
     finally:
         engines.stop()
+    # The port may be another controller's by now, where a stranger is refused and counted.
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert select.select([server], [], [], 2.0)[0] == []

@@ -75,6 +75,11 @@ class Mail:
     def __init__(self, connection_file: Path, timeout_s: float) -> None:
         with _without_signing_told():
             self._client = ipp.Client(str(connection_file), timeout=int(timeout_s))
+        # What was not sent to a controller that is gone would after `close` be tried for ever, at
+        # a port that may be another one's by then.
+        for name in self._client.trait_names():
+            if name.endswith("_socket"):
+                getattr(self._client, name).linger = 0
         # What ranks print comes by a way of its own (driver/echo.py).
         iopub = self._client._iopub_socket
         assert iopub is not None
