@@ -39,6 +39,14 @@ def stranger(*ports: int) -> Iterator[None]:
         process.stdin.close()
 
 
+@pytest.fixture(params=["asked", "looked up"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel may not be asked, its tables are read."""
+    if request.param == "looked up":
+        monkeypatch.setattr(strangers, "NETLINK_SOCK_DIAG", 2**15)  # there is none of this number
+
+
+@pytest.mark.usefixtures("_way")
 def test_a_connection_tells_whose_it_is():
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         port = server.getsockname()[1]
@@ -48,6 +56,7 @@ def test_a_connection_tells_whose_it_is():
                 assert strangers.among([own, foreign]) == [foreign]
 
 
+@pytest.mark.usefixtures("_way")
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_it_does_so_with_ipv6():
     family = socket.AF_INET6

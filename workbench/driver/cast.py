@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +22,9 @@ from workbench.spec.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from workbench.driver.run import Run
+
+# A spare is made once the training goes on, of which nobody knows how long a step takes.
+PATIENCE_S, POLL_S = 2.0, 0.01
 
 
 class Cast:
@@ -92,14 +96,22 @@ class Cast:
         self.attempt += 1
         return self.meeting(rendezvous_s=rendezvous_s)
 
-    def refill(self, introduced: Callable[[list[Member]], object]) -> None:
+    def refill(
+        self,
+        introduced: Callable[[list[Member]], object],
+        is_time: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Have as many spares as were asked for, without waiting for them.
 
-        introduced: called, in a thread, with those that have come.
+        introduced: called, in a thread, with those that have come. is_time: whether making them
+        takes nothing from a recovery any more; waited for, but not long.
         """
         if self.roster.num_lacking() and self.can_enlist:
 
             def come() -> None:
+                end_s = time.monotonic() + PATIENCE_S
+                while not is_time() and time.monotonic() < end_s:
+                    time.sleep(POLL_S)
                 # It is only spares: the next loss is without them, and says so.
                 with contextlib.suppress(EnginesError, StartError):
                     with self.roster.coming:

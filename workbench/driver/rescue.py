@@ -253,14 +253,20 @@ def _recipe(run: Run) -> tuple:
 
 
 def refill(run: Run) -> None:
-    """Have as many spares as were asked for, without waiting for them."""
-    engines = run.engines
+    """Have as many spares as were asked for, without waiting for them.
+
+    To start one takes a core for half a second, which the first new step is to have.
+    """
+    engines, outages = run.engines, run.outages
 
     def introduced(members: list[Member]) -> None:
         prepare(run, members)
         warm(run, members)
 
-    engines.refill(introduced)
+    def is_time() -> bool:
+        return run.state != "running" or not outages.all or outages.last.is_over
+
+    engines.refill(introduced, is_time)
 
 
 def recover(run: Run, how: str | None = None) -> int:
