@@ -29,7 +29,7 @@ from benchmarks.machine import Kernel, kernel, report
 RUNS, RANKS, SAVE_EVERY, LOST = 5, 4, 5, 2
 SIZES = ("tiny", "small")
 BEGIN = """
-import json, os, signal, time
+import json, os, signal, statistics, time
 get_ipython().run_line_magic("dist_start", "-n {ranks} --spares {spares}")
 run = get_ipython().run_line_magic(
     "dist_train", "pytext --size {size} --steps 0 --dir {directory} --save-every {save_every}"
@@ -50,6 +50,7 @@ until(lambda: run.step_now >= begun + 12)
 until(lambda: sum(one.prepared is not None and one.prepared[1].done()
                   for one in engines.roster.spares) == spares)
 num_outages = len(run.outages.all)
+step_s = run.history.units_per_step / statistics.median(run.history.rate[-8:])
 killed_s = time.monotonic()
 os.kill(engines.ranks[{lost}]["pid"], signal.SIGKILL)
 until(lambda: len(run.outages.all) > num_outages)
@@ -59,7 +60,7 @@ until(lambda: outage.is_over and run.step_now > last_step)
 marks = dict(outage.marks)
 # Steps that were lost are taken again before there is a new one.
 end_s = time.monotonic() if outage.lost_steps else outage.began_s + outage.took_s
-print("took", json.dumps([end_s - killed_s, outage.source, marks]))
+print("took", json.dumps([end_s - killed_s, step_s, outage.source, marks]))
 """
 # Added to the script: a checkpoint of every SAVE_EVERY steps, written aside and then renamed.
 RESUME = """
@@ -81,11 +82,11 @@ RESUME = """
 """
 
 
-def ours(notebook: Kernel) -> tuple[float, str, dict[str, float]]:
-    """One loss -> seconds, where the state came from, and seconds to the end of each phase."""
+def ours(notebook: Kernel) -> tuple[float, float, str, dict[str, float]]:
+    """One loss -> seconds, those of an undisturbed step, source of the state, end of each phase."""
     told = notebook.run(LOSE.format(lost=LOST)).rpartition("took")[2]
-    took_s, source, marks = json.loads(told)
-    return took_s, "peers" if source == "the other ranks" else "checkpoint", marks
+    took_s, step_s, source, marks = json.loads(told)
+    return took_s, step_s, "peers" if source == "the other ranks" else "checkpoint", marks
 
 
 @contextmanager
@@ -158,11 +159,12 @@ def main() -> None:
                     rival_s = statistics.median(taken_s)
             phases = {
                 name: round(statistics.median(marks.get(name, 0.0) for *_, marks in found), 3)
-                for name in found[0][2]
+                for name in found[0][3]
             }
             report(
                 bench="recovery", case=case, size=f"pytext {size}", layout=layout,
-                state=found[0][1], ours_s=statistics.median(took_s for took_s, *_ in found),
+                state=found[0][2], ours_s=statistics.median(took_s for took_s, *_ in found),
+                step_s=statistics.median(step_s for _, step_s, *_ in found),
                 worst_s=max(took_s for took_s, *_ in found), theirs_s=rival_s, phases=phases,
                 n=RANKS, runs=RUNS,
             )  # fmt: skip
