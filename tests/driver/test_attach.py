@@ -218,10 +218,11 @@ def test_a_kernel_that_ends_in_a_recovery_loses_nothing(left, strategy, spares, 
     assert [loss for _, loss in known] == pytest.approx([curve[i] for i, _ in known], rel=1e-5)
 
 
-def test_branches_and_outages_are_known_to_the_next_kernel(left):
+def test_branches_outages_and_faults_are_known_to_the_next_kernel(left):
     then = (
         "run.wait(60); run.save('here'); run.step(4); run.restore('here'); run.policy('shrink')\n"
-        "run.inject('kill', rank=1, at_step=22); run.step(4)"
+        "run.inject('kill', rank=1, at_step=22); run.step(4)\n"
+        "run.inject('kill', rank=0, at_step=27)"
     )
     dead = left(steps=20, start={"spares": 1}, then=then)
     dead.wait()
@@ -238,3 +239,8 @@ def test_branches_and_outages_are_known_to_the_next_kernel(left):
     while not run.engines.roster.num_ready():  # the one whose place was taken is made anew
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+    assert run.faults.under_way() == ["kill of rank 0 in forward of step 27"]
+    assert run.step(6) == 30
+    assert [row["state"] for row in run.faults.rows()] == ["struck", "struck"]
+    assert len(run.outages.all) == 2
+    assert run.history.loss == pytest.approx(expected(30), 1e-5)

@@ -240,6 +240,7 @@ def _take_run(engines: Engines, told: dict[int, Told], directory: str | None) ->
     for name in ("goal", "metrics", "metrics_step", "marks", "num_saves", "events", "peaks"):
         setattr(run, name, kept[name])
     run.outages.recall(kept["outages"])
+    run.faults.recall(kept["faults"])
     engines.cells.extend((number, text) for number, text in kept["cells"])
     if first is None:
         run.lay_out(layout, [{"stages": kept["stages"], "held": held} for held in kept["held"]])

@@ -50,6 +50,7 @@ class Diary:
             self._cells = needed((run.about["number"], run.about["cell"]), run.engines.cells)
         told["cells"] = self._cells or []
         told |= {"branches": run.history.branches, "outages": run.outages.told()}
+        told["faults"] = run.faults.told()
         file = run.event_file
         told["tensorboard"] = str(file.path.parent) if file is not None else None
         text = json.dumps(told)

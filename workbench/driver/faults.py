@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import InputError
@@ -55,6 +56,16 @@ class Faults:
             found.append(shown)
         return found
 
+    def told(self) -> dict[str, Any]:
+        """What another kernel is to know, as plain values."""
+        return {"rows": self._rows, "file": str(self._file), "read_bytes": self._read_bytes}
+
+    def recall(self, told: dict[str, Any]) -> None:
+        """Have what another kernel knew, and see what has struck since."""
+        self._rows, self._read_bytes = told["rows"], told["read_bytes"]
+        self._file = Path(told["file"])
+        self._start()
+
     def under_way(self) -> list[str]:
         """What waits for its step, and what lasts until `clear`, as it is said."""
         rows = [row for row in self.rows() if row["state"] in (ARMED, LASTS)]
@@ -70,10 +81,13 @@ class Faults:
             "key": engines.roster.members[fault.rank].key,
         }  # fmt: skip
         self._rows.append(row)
+        self._start()
+        return row
+
+    def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._look, name="faults", daemon=True)
             self._thread.start()
-        return row
 
     def wake(self) -> None:
         """Let ranks that a fault has stopped go on."""
