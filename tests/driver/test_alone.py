@@ -47,7 +47,7 @@ def left(clusters, tmp_path):
 def until(tmp_path: Path, step: int) -> int:
     """Wait until the journal of rank 0 has a step -> the last it has."""
     journal = tmp_path / "cell-1" / "journal" / "rank0.jsonl"
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
         lines = journal.read_text().splitlines()
         if lines and (last := json.loads(lines[-1])["step"]) >= step:
