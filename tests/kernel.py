@@ -28,8 +28,9 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The plain text of the cell's value."""
-        return "\n".join(data.get("text/plain", "") for data in self.results)
+        """The plain text of what the cell displayed, and of its value."""
+        shown = [*self.displays, *self.results]
+        return "\n".join(data["text/plain"] for data in shown if "text/plain" in data)
 
     @property
     def panels(self) -> int:

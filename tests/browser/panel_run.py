@@ -25,7 +25,7 @@ ALLOWED = {
     "paused": ["resume", "stop", *ALWAYS],
     "finished": ["resume", *ALWAYS],
     "stopped": ["resume", *ALWAYS],
-    "waiting": ["recover", "policy"],
+    "waiting": ["recover", "policy", "stop"],
 }
 # Seconds from the notice to the end of each phase, as driver/outages.py marks them.
 PHASES_S = {"free": 0.02, "places filled": 0.025, "met": 0.11, "state": 0.16, "first new step": 0.2}
@@ -84,7 +84,8 @@ class StandIn:
             "sample": None, "memory": [], "derived": {}, "branches": [], "saving": None,
             "faults": {
                 "faults": 0, "lost_steps": 0, "downtime_s": 0.0, "goodput": None, "outages": [],
-                "policy": "replace", "spares": 0, "smaller": "", "under_way": [],
+                "policy": "replace", "on_stall": "wait", "spares": 0, "smaller": "",
+                "under_way": [],
             },
         }  # fmt: skip
         self.slow_ms: dict[int, float] = {}
@@ -161,7 +162,12 @@ class StandIn:
         self.happened("lost", ranks=f"Rank {rank}", why=outage["why"], step=step)
         if not filled:
             message = f"Rank {rank} gone. %dist_recover brings a fresh process."
-            self.change(state="waiting", alive=self._state["alive"] - 1, message=message)
+            left = [
+                {**place, "is_gone": True, "held": 0.0} if place["rank"] == rank else place
+                for place in self._state["places"]
+            ]
+            alive = self._state["alive"] - 1
+            self.change(state="waiting", alive=alive, message=message, places=left)
 
     def happened(self, what: str, **values: Any) -> None:
         """Add one of spec.events."""
@@ -176,6 +182,7 @@ class StandIn:
         self.change(
             faults={**faults, "outages": [*faults["outages"][:-1], last]},
             state="running", alive=self._state["ranks"], message="",
+            places=places(self._layout, self._state["ranks"], self.limits.batch),
         )  # fmt: skip
 
     def _inject(self, kind: str, rank: int, for_s: float | None = None) -> None:
@@ -185,8 +192,10 @@ class StandIn:
     def _clear_faults(self) -> None:
         self.change(faults={**self._state["faults"], "under_way": []})
 
-    def _policy(self, on_loss: str) -> None:
-        self.change(faults={**self._state["faults"], "policy": on_loss})
+    def _policy(self, on_loss: str | None = None, on_stall: str | None = None) -> None:
+        now = self._state["faults"]
+        chosen = {"policy": on_loss or now["policy"], "on_stall": on_stall or now["on_stall"]}
+        self.change(faults={**now, **chosen})
 
     def ask(self, verb: str, **kwargs: Any) -> Future:
         """Do what is asked at once."""

@@ -28,7 +28,8 @@ MARKS = (
     " [p.layout.annotations[0].text, p.data[1].x[0]])"
 )
 NAMED = (
-    "() => document.querySelector('.wb-plot').layout.annotations.map(a => [a.text, a.yshift > 0])"
+    "() => { const it = document.querySelector('.wb-plot').layout; return"
+    " [it.annotations.map(a => a.text), it.shapes.map(l => l.opacity), it.xaxis.tickangle]; }"
 )
 # What is wider than its place.
 CUT = (
@@ -145,10 +146,13 @@ def test_a_switch_is_marked_with_what_it_cost(lab: Lab):
     assert marked == [["pipeline<br>0.21 s, 1.2 MB", 137], ["pipeline", 137]]
     assert lab.run(3)
     drawn(lab, 467, ranks=1)
-    named = lab.page.evaluate(NAMED)
-    assert [name for name, _ in named] == [*reversed(names), "pipeline"]
-    assert not named[0][1]
-    assert any(is_higher for _, is_higher in named)
+    # The newest are named; of the others the pointer says the name.
+    named, faint, angle = lab.page.evaluate(NAMED)
+    assert named == [*reversed(names)][:4]  # there is no room for the fifth
+    assert faint == [0.4] * 4 + [1] * 5
+    assert angle == 0
+    hovers = "() => document.querySelector('.wb-plot').data[1].text.map(t => t.split(':')[0])"
+    assert lab.page.evaluate(hovers) == ["pipeline", *names]
 
 
 def test_a_button_that_is_off_says_why_and_sends_nothing(lab: Lab):

@@ -30,6 +30,10 @@ def test_a_rank_is_lost_and_the_user_says_what_to_do(lab: Lab):
     assert lab.run(2)
     wait_for(lab, ".wb-pill", "Waiting")
     wait_for(lab, ".wb-of-faults tr", "rank 2: its process was killed by SIGKILL")
+    wait_for(lab, ".wb-rank.wb-dead", "gone")
+    assert panel.locator(".wb-dead").count() == 1
+    for name in ("Stop", "Replace"):
+        assert panel.get_by_role("button", name=name, exact=True).first.is_enabled()
     small = panel.get_by_role("button", name="Go on smaller", exact=True).first
     assert small.get_attribute("aria-disabled") == "true"
     assert "data parallelism" in (small.get_attribute("title") or "")
@@ -43,11 +47,17 @@ def test_a_rank_is_lost_and_the_user_says_what_to_do(lab: Lab):
     assert lab.page.evaluate(LINES) == ["solid"]
     assert lab.page.evaluate(CUT) == []
 
-    press(lab, "Wait")
+    assert panel.locator(".wb-dead").count() == 0
+
+    lost, stands = (panel.get_by_role("group", name=f"When {name}") for name in ("a rank", "one"))
+    lost.get_by_role("button", name="Wait", exact=True).click()
     wait_for(lab, ".wb-explained", "else you say what to do")
+    stands.get_by_role("button", name="Interrupt it", exact=True).click()
+    wait_for(lab, ".wb-explained", "The step is broken off")
     assert lab.run(3)
-    asked = lab.output(3)
+    asked = " ".join(lab.output(3).split())
     assert "('recover', {'how': 'replace'}), ('policy', {'on_loss': 'wait'})" in asked
+    assert "('policy', {'on_stall': 'interrupt'})" in asked
     assert lab.complaints == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.test_one_trajectory import CELL, own_recipe, plain
 from tests.driver.test_run import GOOD
-from workbench.errors import EnginesError, InputError, RunError
+from workbench.errors import EnginesError, InputError, RunError, WorkbenchError
 
 STEPS = 12
 # The loss of one rank kills its process at the step it is told, once: the marker says it did.
@@ -193,6 +193,50 @@ def test_waiting_for_the_user(clusters, tmp_path):
     run.recover()
     assert run.wait(60)["state"] == "finished"
     is_undisturbed(run)
+
+
+def test_a_run_that_waits_can_be_stopped_and_brought_back_later(clusters, tmp_path):
+    engines = clusters(2)
+    run = engines.train(cell=dying(tmp_path), steps=STEPS, on_loss="wait", directory=tmp_path)
+    shown = run.wait(30)
+    assert shown["state"] == "waiting"
+    assert [(place["is_gone"], place["held"]) for place in shown["places"]] == [
+        (False, 1),
+        (True, 0),
+    ]
+    assert [row["rank"] for row in shown["memory"]] == [0]
+    with pytest.raises(RunError, match="recover"):
+        run.switch("model")
+    assert "stop" in shown["allowed"]
+    at = run.stop()
+    assert run.snapshot()["state"] == "stopped"
+    assert not any("switch" in event["text"] for event in run.events)
+    run.resume()
+    assert run.wait(30)["state"] == "waiting"
+    run.stop()
+    assert run.recover() == at
+    assert run.snapshot()["state"] == "stopped"
+    assert not any(place["is_gone"] for place in run.snapshot()["places"])
+    run.resume()
+    assert run.wait(60)["state"] == "finished"
+    is_undisturbed(run)
+
+
+def test_what_is_asked_amiss_is_no_part_of_the_story(clusters, tmp_path):
+    engines = clusters(2)
+    run = engines.train(cell=GOOD, steps=4, directory=tmp_path)
+    run.wait(60)
+    before = run.events
+    for amiss in (
+        lambda: run.switch("modell"),
+        lambda: run.inject("lunch"),
+        lambda: run.restore("nothing"),
+        lambda: run.policy(on_stall="no"),
+        lambda: run.switch("pp9"),
+    ):
+        with pytest.raises(WorkbenchError):
+            amiss()
+    assert run.events == before
 
 
 def test_a_recipe_that_always_kills_its_rank_ends_in_waiting(clusters, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from kernel import Kernel
 
@@ -30,7 +32,13 @@ def test_a_loop_is_looked_at_ended_and_the_training_goes_on(engines: Kernel):
     assert "Rank 1 (forward of step 9 for" in reply.text
     assert "in loss" in next(line for line in reply.text.splitlines() if line.startswith("> "))
     assert "all-reduce not done)" in reply.text
-    assert "<b>&lt;cell " in engines("%dist_stacks 1").results[0]["text/html"]
+    title, *calls = next(
+        part.splitlines() for part in reply.text.split("\nRank") if "1 (forward" in part
+    )
+    assert re.search(r": cell \d+, line \d+, in loss$", title)
+    assert not any(call.startswith("  /") for call in calls)
+    assert any(call.startswith("  workbench/engine/trainer.py:") for call in calls)
+    assert "<b>cell " in engines("%dist_stacks 1").displays[0]["text/html"]
     assert engines("%dist_interrupt").out == "Ranks 0-1 interrupted.\n"
     ended = "while run.state == 'running': time.sleep(0.01)\nprint(run.step_now, run.message)"
     assert "8 Rank 1: interrupted at step 9 (cell " in engines(ended).out

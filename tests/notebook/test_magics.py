@@ -141,6 +141,32 @@ def test_a_semicolon_silences(engines: Kernel):
         assert (reply.status, reply.out, reply.results, reply.displays) == ("ok", "", [], [])
 
 
+def test_what_is_shown_is_shown_wherever_it_stands_and_only_once(engines: Kernel):
+    lines = ("%dist_status", "%dist_stacks", "%dist", "%dist_checkpoints", "%dist_audit")
+    for line in lines:
+        alone, inside = engines(line), engines(f"kept = {line}\nprint(len(kept) > 0)")
+        for reply in (alone, inside):
+            assert (reply.status, len(reply.displays), len(reply.results)) == ("ok", 1, 0), reply
+        assert inside.out in ("True\n", "False\n")
+        assert alone.displays[0].keys() == inside.displays[0].keys()
+
+
+def test_a_policy_before_the_first_training_is_that_of_the_next(kernel: Kernel):
+    kernel("%dist_stop ;\n%dist_start -n 1 ;")
+    assert kernel("%dist_policy").out.startswith("The next training: when a rank is lost, replace")
+    told = kernel("%dist_policy --on-loss wait --on-stall interrupt").out
+    assert re.match(
+        r"The next .* lost, wait \(.*; when one stands still, interrupt \(.*\)\.\n$", told
+    )
+    assert "on_loss='no': use one of replace" in kernel("%dist_policy --on-loss no").error
+    kernel("run = %dist_train digits --steps 1 --on-stall replace --wait;")
+    policies = "[run.snapshot()['faults'][name] for name in ('policy', 'on_stall')]"
+    assert kernel(policies).text == "['wait', 'replace']"
+    assert "lost, shrink" in kernel("%dist_policy --on-loss shrink").out
+    assert kernel(policies).text == "['shrink', 'replace']"
+    kernel("%dist_stop ;")
+
+
 def test_a_training_shows_one_panel_whether_assigned_or_not(engines: Kernel):
     for line in (
         "run = %dist_train digits --steps 2 --wait",
@@ -184,9 +210,8 @@ def test_the_training_obeys(engines: Kernel):
     assert again.error.endswith("%dist_pause it first.")
     silent = engines("%dist_pause ;")
     assert (silent.status, silent.out) == ("ok", "")
-    assert engines("name = %dist_save\nname == f'step-{run.step_now}', name + ''").text.startswith(
-        "(True"
-    )
+    told = engines("name = %dist_save\nname == f'step-{run.step_now}', name + ''").text
+    assert re.match(r"saved step-.*\n\(True", told)
 
 
 def test_a_switch_says_what_it_brings(engines: Kernel):
@@ -208,7 +233,7 @@ def test_checkpoints_of_other_runs_are_listed_and_restored(engines: Kernel):
     engines("run = %dist_train digits --steps 1 --wait;\n%dist_save b;")
     table = engines("%dist_checkpoints")
     assert [line.split()[0] for line in table.text.splitlines()[2:]][-2:] == [f"{first}/a", "b"]
-    assert "<table>" in table.results[0]["text/html"]
+    assert "<table>" in table.displays[0]["text/html"]
     assert "step 2 of" in engines(f"%dist_restore {first}/a").out
     begun = engines(
         f"run = %dist_train digits --steps 3 --restore {first}/a --wait;\nrun.history.steps"

@@ -14,7 +14,7 @@ from workbench.notebook.panel.frame import frame, lists
 from workbench.notebook.panel.outages import COLOURS, SHOWN, phases
 from workbench.notebook.panel.still import as_html, as_text
 from workbench.notebook.panel.texts import Language, en, zh
-from workbench.spec.policies import ON_LOSS
+from workbench.spec.policies import ON_LOSS, ON_STALL
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def test_who_took_the_place_is_said_in_the_language_of_the_panel(run):
 
 
 def test_every_policy_and_the_spares_are_explained(run):
-    for name in ON_LOSS:
-        assert en.TEXTS[f"policy_{name}"]
-        assert "{spares}" in en.TEXTS[f"policy_{name}_more"]
+    for key, names in (("on_loss", ON_LOSS), ("on_stall", ON_STALL)):
+        assert all(en.TEXTS[f"{key}_{name}{more}"] for name in names for more in ("", "_more"))
+    assert all("{spares}" in en.TEXTS[f"on_loss_{name}_more"] for name in ON_LOSS)
     run.change(faults={**run.snapshot()["faults"], "spares": 1})
     assert ">4 / 4 +1 spare<" in as_html(run.snapshot(), en.TEXTS)

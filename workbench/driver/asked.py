@@ -94,9 +94,12 @@ class Asked:
         """Bring ranks that are gone back, by `replace` or `shrink` -> the step it stands at."""
         return self._result("recover", how=how)
 
-    def policy(self, on_loss: str) -> str:
-        """What happens when a rank is lost and no spare is there: spec.policies.ON_LOSS."""
-        return self._result("policy", on_loss=on_loss)
+    def policy(self, on_loss: str | None = None, *, on_stall: str | None = None) -> str:
+        """What happens when a rank is lost and no spare is there, and when one stands still.
+
+        Names of spec.policies.ON_LOSS and ON_STALL; None leaves it -> the former.
+        """
+        return self._result("policy", on_loss=on_loss, on_stall=on_stall)
 
     def wake(self) -> None:
         """Let ranks that a fault has stopped go on."""

@@ -142,7 +142,8 @@ def profile(run: Run, path: str | Path, *, force: bool = False) -> Path:
 
 def stop(run: Run) -> int:
     """End the training, keeping its state -> the step."""
-    measure(run)
+    if run.state != "waiting":  # without ranks that are gone there is nothing to measure
+        measure(run)
     run.saving.finish()
     run.set_state("stopped")
     run.happened("stopped", step=run.step_now)
@@ -194,10 +195,12 @@ def recover(run: Run, how: str | None = None) -> int:
     return rescue.recover(run, how)
 
 
-def policy(run: Run, on_loss: str) -> str:
-    """Choose what happens when a rank is lost -> the choice."""
-    run.outages.policy = policies.check("on_loss", on_loss, policies.ON_LOSS)
-    return on_loss
+def policy(run: Run, on_loss: str | None = None, on_stall: str | None = None) -> str:
+    """Choose what happens when a rank is lost, and when one stands still -> the former."""
+    policies.check_all(on_loss=on_loss, on_stall=on_stall)
+    run.outages.policy = on_loss or run.outages.policy
+    run.watch.policy = run.about["on_stall"] = on_stall or run.watch.policy
+    return run.outages.policy
 
 
 def inject(

@@ -34,6 +34,7 @@ from workbench.errors import (
     WorkbenchError,
     WorldLostError,
 )
+from workbench.spec import policies
 from workbench.spec.placement import Place, check_number, check_spares, num_cores, place
 from workbench.spec.timeouts import Timeouts
 
@@ -63,6 +64,8 @@ class Engines(Cast):
         self.timeouts = timeouts
         self.echo = Echo(f"ipc://{launched.directory}/echo.sock")
         self.run: Run | None = None
+        # What a training does about faults unless it is told otherwise.
+        self.policies = dict(policies.DEFAULTS)
         self.attempt = 0
         self._lock = threading.Lock()
         self._gauges = Gauged()

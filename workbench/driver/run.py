@@ -29,7 +29,13 @@ from workbench.driver.readings import Readings
 from workbench.driver.saving import Saving, follow
 from workbench.driver.snapshot import ALLOWED, snapshot, totals
 from workbench.driver.watch import Watch, outlast
-from workbench.errors import RunError, WorkbenchError
+from workbench.errors import (
+    CheckpointError,
+    InputError,
+    LayoutError,
+    RunError,
+    WorkbenchError,
+)
 from workbench.spec.choices import choices
 from workbench.spec.layout import Layout
 from workbench.spec.limits import Limits
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
 
 DIARY_S = 1.0
 SILENT = ("hold", "look")  # what no user asks for; in any state
+REFUSED = (InputError, LayoutError, CheckpointError, RunError)
 DONE_ALREADY = {("pause", "paused"), ("pause", "finished"), ("stop", "stopped")}
 
 
@@ -294,7 +301,8 @@ class Run(Asked, Readings):
                 self.fail(error)
             known = isinstance(error, WorkbenchError)
             told = str(error) if known else f"{verb}: {type(error).__name__}: {error}"
-            if self.message != told:
+            # What was asked amiss is told to who asked, and is nothing that happened to the run.
+            if self.message != told and not isinstance(error, REFUSED):
                 self.tell("error", told)
             future.set_exception(error)
         except BaseException as error:

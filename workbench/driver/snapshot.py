@@ -23,7 +23,7 @@ ALLOWED = {
     "stopped": ("resume", *ALWAYS, "evaluate"),
     "failed": ("resume", *ALWAYS, "stop", "evaluate"),
     # For the user to say what is to be done about ranks that are gone.
-    "waiting": ("recover", "policy"),
+    "waiting": ("recover", "policy", "stop"),
 }
 
 
@@ -57,7 +57,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "branches": list(history.branches),
         "by_rank": history.by_rank(),
         "sample": history.samples[-1] if history.samples else None,
-        "memory": list(run.memory),
+        "memory": [row for row in run.memory if row["rank"] not in gone(run)],
         "derived": derived(run, now["rate"]),
         "marks": list(run.marks),
         "faults": faults(run),
@@ -79,10 +79,11 @@ def faults(run: Run) -> dict[str, Any]:
         **run.outages.totals(history.wall_s, history.timed_steps),
         "outages": [outage.to_dict() for outage in run.outages.all],
         "policy": run.outages.policy,
+        "on_stall": run.watch.policy,
         "spares": roster.num_ready(),
         "under_way": run.faults.under_way(),
         # What it could go on with where it waits for a word about that.
-        "smaller": str(rescue.smaller(run) or "") if run.state == "waiting" else "",
+        "smaller": str(rescue.smaller(run) or "") if gone(run) else "",
     }
 
 
@@ -110,14 +111,22 @@ def derived(run: Run, rate: float | None) -> dict[str, Any]:
     }
 
 
+def gone(run: Run) -> list[int]:
+    """The ranks that were lost and have no successor yet."""
+    return [] if run.engines.stopped else run.engines.roster.gone()
+
+
 def places(run: Run) -> list[dict[str, Any]]:
-    """For each rank where it lies in the layout, its samples of the batch, what it holds."""
-    layout, batch = run.layout, run.about["batch"]
+    """For each rank where it lies in the layout, its samples of the batch, what it holds.
+
+    is_gone: it holds nothing, until another has its place.
+    """
+    layout, batch, lost = run.layout, run.about["batch"], gone(run)
     found = []
     for rank in range(run.engines.num_ranks):
         if rank >= layout.world_size:
             nowhere = {"pp": None, "dp": None, "tp": None, "stages": [], "samples": [], "held": 0.0}
-            found.append({"rank": rank, "idle": True, **nowhere})
+            found.append({"rank": rank, "idle": True, "is_gone": rank in lost, **nowhere})
             continue
         where = layout.coordinate(rank)
         share = layout.share(rank)
@@ -127,12 +136,13 @@ def places(run: Run) -> list[dict[str, Any]]:
             {
                 "rank": rank,
                 "idle": False,
+                "is_gone": rank in lost,
                 "pp": where["pp"],
                 "dp": share,
                 "tp": where["tp"],
                 "stages": layout.stages(rank) if layout.pp > 1 else [],
                 "samples": ends,
-                "held": run.held[rank],
+                "held": 0.0 if rank in lost else run.held[rank],
             }
         )
     return found

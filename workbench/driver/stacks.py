@@ -32,6 +32,7 @@ RECIPES = PACKAGE + "recipes" + os.sep
 DOOR = PACKAGE + "door.py"
 _PATHS = sysconfig.get_paths()
 LIBRARIES = tuple(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+ROOTS = (*LIBRARIES, PACKAGE.removesuffix("workbench" + os.sep))
 _lock = threading.Lock()  # one asker at a time: the files are emptied before
 
 
@@ -65,6 +66,18 @@ def is_users(frame: Frame) -> bool:
         return file.startswith("<cell ")
     is_ours = file.startswith(PACKAGE) and not file.startswith(RECIPES)
     return not is_ours and not file.startswith(LIBRARIES)
+
+
+def shown(frame: Frame) -> str:
+    """A call as it is read: `torch/nn/modules/linear.py:125 in forward`, `cell 3, line 9`.
+
+    Files of libraries and ours by their package, the user's from the folder of the notebook.
+    """
+    if frame.file.startswith("<"):
+        return str(frame)
+    under = [root for root in (*ROOTS, os.getcwd() + os.sep) if frame.file.startswith(root)]
+    file = frame.file.removeprefix(max(under, key=len, default=""))
+    return f"{file}:{frame.line} in {frame.name}"
 
 
 def is_stopped(pid: int) -> bool:

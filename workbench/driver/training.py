@@ -41,8 +41,8 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     restore: str | None = None,
     directory: str | Path = DIRECTORY,
     start: bool = True,
-    on_loss: str = "replace",
-    on_stall: str = "wait",
+    on_loss: str | None = None,
+    on_stall: str | None = None,
     tensorboard: str | Path | None = None,
     **options: Any,
 ) -> Run:
@@ -53,9 +53,9 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     takes (shard, by, microbatches, schedule, dp, pp, tp). ranks: how many train, the first of
     them; the others wait. restore: a checkpoint to begin from. directory: where the
     run's own folder (journal, checkpoints) is made. on_loss: what happens when a rank is lost and
-    no spare is there, on_stall: when one stands still, see spec/policies.py. start: False leaves
-    it paused. tensorboard: a
-    folder of event files, where one of this run is written to. options: see TrainOptions.
+    no spare is there, on_stall: when one stands still, see spec/policies.py; None: as
+    `engines.policies` has it. start: False leaves it paused. tensorboard: a folder of event
+    files, where one of this run is written to. options: see TrainOptions.
 
     Raises InputError, LayoutError, RecipeError, RunError or CheckpointError; a training that was
     there before goes on existing unless a new one could be built.
@@ -64,9 +64,9 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
         {} if tensorboard is None else {"tensorboard": tensorboard}
     )
     _check_kinds({"recipe": recipe, "cell": cell}, folders)
-    policies.check("on_loss", on_loss, policies.ON_LOSS)
+    policies.check_all(on_loss=on_loss, on_stall=on_stall)
     revive(engines)
-    policies.check("on_stall", on_stall, policies.ON_STALL)
+    asked = {"on_loss": on_loss, "on_stall": on_stall}
     how = {key: options.pop(key) for key in list(options) if key in LAYOUT_OPTIONS}
     try:
         chosen = TrainOptions(**options)
@@ -101,8 +101,8 @@ def train(  # noqa: PLR0913 - keyword-only, each an option of %dist_train
     built, file = _built(engines, how, folder, tensorboard)
     facts = built[0].pop("facts")
     about = {
-        **built[0], "cell": cell, "number": number, "asked": recipe, "on_loss": on_loss,
-        "on_stall": on_stall,
+        **built[0], "cell": cell, "number": number, "asked": recipe, **engines.policies,
+        **{name: value for name, value in asked.items() if value is not None},
     }  # fmt: skip
     before, run = engines.run, Run(engines, about, chosen, folder, layout)
     engines.run = run

@@ -1,4 +1,4 @@
-"""How stacks of ranks look in a notebook: equal ones once, the user's own lines in bold."""
+"""How stacks of ranks look in a notebook: equal ones once, where in the user's code first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from workbench.driver import pulses
 from workbench.driver.echo import named
-from workbench.driver.stacks import Stack, folded, is_users, take
+from workbench.driver.stacks import Stack, folded, is_users, shown, take
 
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
@@ -23,31 +23,42 @@ class Stacks(dict[int, Stack]):
         super().__init__(stacks)
         self.doing = dict(doing)
 
-    def _parts(self) -> list[tuple[str, list[tuple[str, bool]]]]:
-        """By group a title, and its calls, the outermost first: line, whether it is the user's."""
+    def _parts(self) -> list[tuple[str, str, list[tuple[str, bool]]]]:
+        """By group a title, where in the user's code it is, and its calls, the outermost first.
+
+        Of a call: its line, and whether it is the user's.
+        """
         found = []
         for ranks, stack in folded(self):
             doing = {self.doing.get(rank, "") for rank in ranks}
             what = f" ({', '.join(sorted(doing))})" if any(doing) else ""
             state = "" if stack.state == "running" else f": {stack.state}"
             idle = ": idle, waits for what is asked of it" if stack.is_idle else state
-            calls = [
-                (f"{frame.file}:{frame.line} in {frame.name}", is_users(frame))
-                for frame in reversed(stack.own)
-            ]
-            found.append((f"{named(ranks).capitalize()}{idle}{what if not idle else ''}", calls))
+            calls = [(shown(frame), is_users(frame)) for frame in reversed(stack.own)]
+            title = f"{named(ranks).capitalize()}{idle}{what if not idle else ''}"
+            found.append((title, next((line for line, mine in calls[::-1] if mine), ""), calls))
         return found
 
     def __repr__(self) -> str:
         return "\n".join(
-            "\n".join([title, *(f"{'> ' if mine else '  '}{line}" for line, mine in calls)])
-            for title, calls in self._parts()
+            "\n".join(
+                [
+                    f"{title}: {where}" if where else title,
+                    *(f"{'> ' if mine else '  '}{line}" for line, mine in calls),
+                ]
+            )
+            for title, where, calls in self._parts()
         )
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<div>{escape(title)}</div>{_list(calls)}" for title, calls in self._parts()
+            f"<div>{escape(title)}{_bold(where)}</div>{_list(calls)}"
+            for title, where, calls in self._parts()
         )
+
+
+def _bold(where: str) -> str:
+    return f": <b>{escape(where)}</b>" if where else ""
 
 
 def _list(calls: list[tuple[str, bool]]) -> str:

@@ -46,6 +46,7 @@ WAYS: dict[tuple[str, str], Way] = {
     ("workbench.notebook.panel.panel", "Panel"): _itself,
     ("workbench.notebook.show", "Table"): _as_usual,
     ("workbench.notebook.show", "SavedName"): _as_usual,
+    ("workbench.notebook.show_faults", "Stacks"): _as_usual,
 }
 BUNDLES = {
     ("workbench.driver.engines", "Engines"): show.engines_bundle,

@@ -46,7 +46,8 @@ EVENTS: dict[str, tuple[str, str]] = {
     ),
     "recovered": (
         "info",
-        "goes on from step {step}: {filled}, state from {source}, {lost} steps lost, {took_ms} ms",
+        "goes on from step {step}: {filled}, state from {source}, {lost} steps lost; "
+        "ready {took_ms} ms after the loss, before the first step",
     ),
     "halted": (
         "warning",

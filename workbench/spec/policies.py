@@ -24,6 +24,26 @@ ON_NAN = {
 }
 
 
+KNOWN = {"on_loss": ON_LOSS, "on_stall": ON_STALL, "on_nan": ON_NAN}
+# Of a training that is not told otherwise.
+DEFAULTS = {"on_loss": "replace", "on_stall": "wait"}
+
+
+def check_all(**chosen: str | None) -> None:
+    """Raises InputError for one that is not known; None stands for none."""
+    for name, value in chosen.items():
+        if value is not None:
+            check(name, value, KNOWN[name])
+
+
+def said(on_loss: str, on_stall: str) -> str:
+    """One sentence on both."""
+    return (
+        f"when a rank is lost, {on_loss} ({ON_LOSS[on_loss]}); when one stands still, {on_stall} "
+        f"({ON_STALL[on_stall]})."
+    )
+
+
 def check(name: str, value: str, known: dict[str, str]) -> str:
     """The value. Raises InputError for one that is not known."""
     if value not in known:

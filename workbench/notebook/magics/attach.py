@@ -49,7 +49,7 @@ class AttachMagics(Commands):
 
         there = clusters.others()
         if options.which is None and len(there) > 1:
-            return self.shown.skip(show.clusters(there), silent=options.silent)
+            return self.shown.display(show.clusters(there), silent=options.silent)
         cluster = clusters.chosen(options.which)
         if cluster.card.is_controlled and not options.take_over:
             return self.shown.display(watch_at(cluster), silent=options.silent)

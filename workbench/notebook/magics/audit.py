@@ -47,7 +47,7 @@ class AuditMagics(Commands):
                 *_exposed([str(path) for path in audit.exposed(*folders)]),
             ]
         )
-        return self.shown.skip(Table(rows, COLUMNS, title), silent=options.silent)
+        return self.shown.display(Table(rows, COLUMNS, title), silent=options.silent)
 
 
 def _reach(rows: list[dict[str, Any]]) -> str:

@@ -98,7 +98,7 @@ class EngineMagics(Commands):
         Returns a list of dicts, shown as a table. In Python: ``engines.status()``
         """
         table = show.status(current.engines(), verbose=options.verbose)
-        return self.shown.skip(table, silent=options.silent)
+        return self.shown.display(table, silent=options.silent)
 
     @magic_arguments()
     @argument(

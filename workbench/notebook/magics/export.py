@@ -35,4 +35,5 @@ class ExportMagics(Commands):
         """
         run = current.run()
         path = run.export(options.file, force=options.force)
-        return self.shown.skip(show.exported(run, options.file, path), silent=options.silent)
+        written = show.exported(run, options.file, path)
+        return self.shown.display(written, silent=options.silent)

@@ -67,7 +67,7 @@ class InjectionMagics(Commands):
         rows = run.faults.rows()
         waiting = sum(row["state"] == "armed" for row in rows)
         title = f"Faults: {len(rows)}, waiting for a step: {waiting}" if rows else "No faults yet."
-        return self.shown.skip(Table(rows, COLUMNS, title), silent=options.silent)
+        return self.shown.display(Table(rows, COLUMNS, title), silent=options.silent)
 
 
 def seconds(text: str | None) -> float | None:

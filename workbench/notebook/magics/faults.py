@@ -35,7 +35,7 @@ class FaultMagics(Commands):
         """
         engines = current.engines()
         chosen = stacks.chosen(engines, parse_ranks(options.ranks))
-        return self.shown.skip(show_faults.stacks(engines, chosen), silent=options.silent)
+        return self.shown.display(show_faults.stacks(engines, chosen), silent=options.silent)
 
     @magic_arguments()
     @argument("ranks", nargs="?", type=word, default="all", help="which, e.g. 0,2 or 0-3 (all)")

@@ -39,7 +39,7 @@ class CellMagics(Commands):
         In Python: ``engines.run_cell("rank, world_size", ranks=[0, 2])``
         """
         if cell is None:
-            return self.shown.skip(overview.table(self.shell), silent=options.silent)
+            return self.shown.display(overview.table(self.shell), silent=options.silent)
         if options.out and not options.out.isidentifier():
             raise UsageError(f"%%dist: --out {options.out!r} is no name of a variable.")
         chosen = parse_ranks(options.ranks)

@@ -17,7 +17,8 @@ from workbench.driver.training import DIRECTORY
 from workbench.notebook import show
 from workbench.notebook.line import from_line, layout_arguments, whole, word
 from workbench.notebook.magics import Commands
-from workbench.spec.policies import ON_LOSS
+from workbench.spec import policies
+from workbench.spec.policies import ON_LOSS, ON_STALL
 from workbench.spec.strategy import LAYOUT_OPTIONS, STRATEGIES
 
 
@@ -102,7 +103,7 @@ class RunMagics(Commands):
         name = run.save(options.name, export=options.export)
         entry = next(entry for entry in run.checkpoints() if entry["name"] == name)
         exported = hf_folder(run.directory, name) if options.export else None
-        return self.shown.skip(show.saved(entry, exported), silent=options.silent)
+        return self.shown.display(show.saved(entry, exported), silent=options.silent)
 
     @magic_arguments()
     @argument(
@@ -178,22 +179,31 @@ class RunMagics(Commands):
 
     @magic_arguments()
     @argument("--on-loss", type=word, help=f"one of {', '.join(ON_LOSS)}")
+    @argument("--on-stall", type=word, help=f"one of {', '.join(ON_STALL)}")
     @line_magic
     @from_line
     def dist_policy(self, options: Any) -> Any:
-        """What the training does by itself when a rank is lost and no spare is there.
+        """What the training does by itself when a rank is lost without a spare, or stands still.
 
         Example::
 
-            %dist_policy --on-loss wait
+            %dist_policy --on-loss wait --on-stall interrupt
 
-        Returns the run. In Python: ``run.policy("wait")``
+        Without a training: what the next ones do unless they are told otherwise.
+        Returns the run, the engines where there is none.
+        In Python: ``run.policy("wait", on_stall="interrupt")``, ``engines.policies``
         """
-        run = current.run()
-        if options.on_loss is not None:
-            run.policy(options.on_loss)
-        chosen = run.outages.policy
-        text = f"on-loss: {chosen} ({ON_LOSS[chosen]})"
+        engines = current.engines()
+        given = {"on_loss": options.on_loss, "on_stall": options.on_stall}
+        run = engines.run
+        if run is None or run.state == "gone":
+            policies.check_all(**given)
+            engines.policies |= {name: value for name, value in given.items() if value is not None}
+            text = f"The next training: {policies.said(**engines.policies)}"
+            return self.shown.say(engines, text, silent=options.silent)
+        if any(value is not None for value in given.values()):
+            run.policy(**given)
+        text = f"{run.name}: {policies.said(run.outages.policy, run.watch.policy)}"
         return self.shown.say(run, text, silent=options.silent)
 
     @magic_arguments()
@@ -215,7 +225,7 @@ class RunMagics(Commands):
         root = Path(options.dir or (run.directory.parent if run else DIRECTORY))
         own = run.name if run and root.resolve() == run.directory.parent else None
         table = show.checkpoints(runs.list_in(root), str(root), own)
-        return self.shown.skip(table, silent=options.silent)
+        return self.shown.display(table, silent=options.silent)
 
     @magic_arguments()
     @argument("--big", action="store_true", help="for a projector")
@@ -238,4 +248,4 @@ class RunMagics(Commands):
         if not in_kernel():
             return self.shown.display(run, silent=options.silent)
         panel = Panel(run, big=options.big, lang=options.lang)
-        return self.shown.skip(panel, silent=options.silent)
+        return self.shown.display(panel, silent=options.silent)

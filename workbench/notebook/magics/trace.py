@@ -42,5 +42,5 @@ class TraceMagics(Commands):
             path = run.profile(options.file, force=options.force)
         else:
             path = run.trace(options.file, options.step, force=options.force)
-        shown = show.traced(run, before, options.file, path)
-        return self.shown.skip(shown, silent=options.silent)
+        written = show.traced(run, before, options.file, path)
+        return self.shown.display(written, silent=options.silent)

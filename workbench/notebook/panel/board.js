@@ -110,7 +110,7 @@ function render({ model, el }) {
   const message = make("div", { class: "wb-message", role: "status" });
   const chooser = make("div", { class: "wb-chooser", role: "group", "aria-label": t.figures }), stage = make("div", { class: "wb-figures" }, make("div", { class: "wb-soon" }, t.loading));
   const veil = make("div", { class: "wb-veil", role: "alert" });
-  const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, controls, make("div", { class: "wb-line" }, options, message), make("div", { class: "wb-line" }, chooser, about), stage);
+  const body = make("div", { class: "wb-body" }, make("div", { class: "wb-status" }, pill, numbers), bar, controls, make("div", { class: "wb-line" }, options, message, about), chooser, stage);
   const root = make("div", { class: `wb-panel${big ? " wb-big" : ""}`, role: "region", "aria-label": t.panel }, body, veil);
   el.append(root);
 

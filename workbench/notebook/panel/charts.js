@@ -9,8 +9,8 @@ function reach(last, goal) {
 const plain = (text) => text.replace(/[<&]/g, (c) => (c === "<" ? "&lt;" : "&amp;"));
 const MEMORY = ["parameters", "gradients", "optimizer", "activations", "copies"];
 const MB = 1e6;
-// Names of marks above a curve: how many rows, and their height in em.
-const ROWS = 3, ROW = 1.1;
+// Marks above a curve: how many have a name, the newest; in how many rows, of what height in em.
+const NAMED = 5, ROWS = 2, ROW = 1.1;
 // In letters; those of Chinese are as wide as two.
 const letters = (text) => [...text].reduce((sum, char) => sum + (char > "\u2e80" ? 2 : 1), 0);
 
@@ -21,7 +21,7 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
     const style = getComputedStyle(root), px = parseFloat(getComputedStyle(body).fontSize), colour = (name) => style.getPropertyValue(`--wb-${name}`).trim();
     look = { px, colour, family: style.fontFamily, ink: colour("dim"), em: (x) => Math.round(x * px) };
   }
-  const axis = (more) => ({ gridcolor: look.colour("grid"), linecolor: look.colour("grid"), zeroline: false, fixedrange: true, tickfont: { size: look.em(0.9) }, ...more });
+  const axis = (more) => ({ gridcolor: look.colour("grid"), linecolor: look.colour("grid"), zeroline: false, fixedrange: true, tickangle: 0, tickfont: { size: look.em(0.9) }, ...more });
   const margins = (fig, tall, rows = 1) => ({ l: look.em(3.6), r: look.em(1.4), t: Math.max(look.em(tall ? 2.6 : 1.6), fig.keys.offsetHeight + look.em(1) + (rows - 1) * look.em(ROW)), b: look.em(tall ? 2.9 : 1.7) });
   const isTall = (fig) => fig.plot.clientHeight - fig.keys.offsetHeight > 11 * look.px;
   function draw(fig, data, x, y, { rows, ...more } = {}) {
@@ -35,12 +35,14 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
   }
   const blank = (text) => ({ annotations: [{ text, showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { size: look.em(1), color: look.ink } }] });
 
-  // Where the layout was switched, with its name and cost where there is room for them.
+  // Where the layout was switched or a rank was lost. The newest are named where there is room, with their cost where
+  // there is much; older ones are a faint line, named by the pointer.
   function marked(s, values, steps, end, fig) {
     const { em, px, ink } = look, plotted = fig.plot.clientWidth - em(5), tall = fig.plot.clientHeight > 11 * px, labels = [], dots = [];
     const marks = s.marks.filter((m) => m.step <= end).map((m) => ({ ...m, cost: m.took_s == null ? "" : spent(m) }));
     for (let i = marks.length - 1; i > 0; i--)
       if (marks[i].step === marks[i - 1].step) marks.splice(i - 1, 2, { ...marks[i - 1], ...marks[i], label: `${marks[i - 1].label}, ${marks[i].label}`, cost: marks[i].cost || marks[i - 1].cost });
+    const hue = (m) => (m.kind === "fault" ? look.colour("red") : ink);
     // A name lies over its line, or begins or ends there.
     const span = (m, lines, side = 0, row = 0) => {
       const half = 0.28 * em(0.85) * Math.max(...lines.map(letters)), at = Math.min(Math.max((m.step / end) * plotted + side * half, half), plotted - half);
@@ -48,8 +50,9 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
     };
     const free = (one) => labels.every((it) => it.m === one.m || it.row !== one.row || one.to <= it.from || it.to <= one.from);
     // Newest first, in as few rows as will do; what has no place in any stays off.
-    for (const m of [...marks].reverse()) {
-      const tries = [0, 1, -1].flatMap((side) => Array.from({ length: tall ? ROWS : 2 }, (_, row) => span(m, [m.label], side, row))), one = tries.find(free);
+    const newest = marks.slice(-NAMED).reverse();
+    for (const m of newest) {
+      const tries = [0, 1, -1].flatMap((side) => Array.from({ length: ROWS }, (_, row) => span(m, [m.label], side, row))), one = tries.find(free);
       if (one) labels.push(one);
     }
     const rows = Math.max(1, ...labels.map((it) => it.row + 1)), { t: top, b: bottom } = margins(fig, isTall(fig), rows), row = em(ROW) / Math.max(1, fig.plot.clientHeight - top - bottom);
@@ -60,9 +63,11 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
     const label = ({ lines, at, row }) => ({ text: lines.map(plain).join("<br>"), showarrow: false, xref: "x", x: (at / plotted) * end, xanchor: "center", yref: "paper", y: 1, yanchor: "bottom", yshift: row * em(ROW), borderpad: 0, bgcolor: look.colour("paper"), font: { size: em(0.85), color: ink } });
     for (const m of marks) {
       const near = steps.findIndex((step) => step >= m.step);
-      if (m.cost && near >= 0) dots.push([m.step, values[near], plain([m.label, m.layout, m.cost].filter(Boolean).join(": "))]);
+      if (near >= 0) dots.push([m.step, values[near], plain([m.label, m.layout, m.cost].filter(Boolean).join(": ")), newest.includes(m) && m.cost ? 1 : 0]);
     }
-    return { dots, rows, labels: labels.map(label), shapes: marks.map((m) => ({ type: "line", x0: m.step, x1: m.step, yref: "paper", y0: 0, y1: 1 + row * (labels.find((it) => it.m === m)?.row || 0), line: { color: m.kind === "fault" ? look.colour("red") : ink, width: 1.5, dash: m.kind === "fault" ? "solid" : "dot" } })) };
+    const shape = (m) => ({ type: "line", layer: "below", x0: m.step, x1: m.step, yref: "paper", y0: 0, y1: 1 + row * (labels.find((it) => it.m === m)?.row || 0), opacity: newest.includes(m) ? 1 : 0.4,
+      line: { color: hue(m), width: newest.includes(m) ? 1.5 : 1, dash: m.kind === "fault" ? "solid" : "dot" } });
+    return { dots, rows, labels: labels.map(label), shapes: marks.map(shape) };
   }
   // What was left behind by going back: faint, its end marked.
   const left = (s, key, name) => (s.branches || []).map((it) => ({ x: it.step, y: it[key], mode: "lines+markers", opacity: 0.45, line: { color: look.colour(name), width: look.px / 8, dash: "dot" },
@@ -73,7 +78,7 @@ function charts(f, root, body, { digits, speed, put, set, make, changed, button,
     const values = s.curve[key] || [], any = values.some((v) => v != null), few = steps.length < 12;
     const { dots, labels, shapes, rows } = any ? marked(s, values, steps, end, fig) : { dots: [], labels: [], shapes: [] };
     draw(fig, [{ x: steps, y: values, mode: few ? "lines+markers" : "lines", line: { color: colour(name), width: px / 6.5 }, marker: { size: px / 2.2 }, connectgaps: false, hovertemplate: `%{y}${unit}<extra>${t.step} %{x:,}</extra>` },
-      { x: dots.map((d) => d[0]), y: dots.map((d) => d[1]), text: dots.map((d) => d[2]), mode: "markers", marker: { size: px / 1.7, color: colour("paper"), line: { color: ink, width: px / 8 } }, hovertemplate: "%{text}<extra></extra>" }, ...left(s, key, name)],
+      { x: dots.map((d) => d[0]), y: dots.map((d) => d[1]), text: dots.map((d) => d[2]), mode: "markers", marker: { size: px / 1.7, opacity: dots.map((d) => d[3]), color: colour("paper"), line: { color: ink, width: px / 8 } }, hovertemplate: "%{text}<extra></extra>" }, ...left(s, key, name)],
       { name: t.step, range: [0, end], tickformat: ",d", nticks: 6 }, any ? y : { range: [0, 1], showticklabels: false, showgrid: false },
       any ? { shapes, annotations: labels, rows } : blank(t.no_steps));
   }

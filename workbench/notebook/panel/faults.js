@@ -1,21 +1,22 @@
-// Faults: what was lost, how it was brought back, and what is done about the next loss.
-const PHASES = ["free", "again", "filled", "met", "state", "step"], ON_LOSS = ["replace", "shrink", "wait"];
+// Faults: what was lost, how it was brought back, and what is done about the next one.
+const PHASES = ["free", "again", "filled", "met", "state", "step"], POLICIES = { on_loss: ["replace", "shrink", "wait"], on_stall: ["wait", "interrupt", "replace"] };
 // One button a policy, and what the one that is on means.
-function policies({ make, set, put, button, send, t }) {
+function policies(key, { make, set, put, button, send, t }) {
   const about = make("span", { class: "wb-explained" });
-  const all = ON_LOSS.map((name) => {
-    const one = button("policy", t[`policy_${name}`]);
-    one.press = () => one.getAttribute("aria-pressed") !== "true" && send("policy", { on_loss: name });
+  const all = POLICIES[key].map((name) => {
+    const one = button("policy", t[`${key}_${name}`]);
+    one.press = () => one.getAttribute("aria-pressed") !== "true" && send("policy", { [key]: name });
     return Object.assign(one, { policy: name });
   });
-  const row = make("div", { class: "wb-policy" }, make("span", { class: "wb-label" }, t.on_loss), make("div", { class: "wb-segments", role: "group", "aria-label": t.on_loss }, ...all), about);
+  const row = make("div", { class: "wb-policy" }, make("span", { class: "wb-label" }, t[key]), make("div", { class: "wb-segments", role: "group", "aria-label": t[key] }, ...all), about);
   row.show = (s, may) => {
-    const now = s.faults?.policy;
+    const now = key === "on_loss" ? s.faults?.policy : s.faults?.on_stall;
+    row.hidden = !now;
     for (const one of all) {
       set(one, "aria-pressed", one.policy === now);
       set(one, "aria-disabled", !may("policy"));
     }
-    put(about, now ? fill(t[`policy_${now}_more`], { spares: s.faults.spares }) : "");
+    put(about, now ? fill(t[`${key}_${now}_more`], { spares: s.faults.spares }) : "");
   };
   return row;
 }
@@ -43,9 +44,9 @@ const counted = (faults, t) => fill(t.fault_counts, { faults: faults.faults, los
 const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : s < 120 ? `${s.toFixed(1)} s` : `${Math.round(s / 60)} min`);
 
 function faults(fig, kit) {
-  const { make, put, set, t } = kit, row = policies(kit), strike = strikes(kit);
+  const { make, put, set, t } = kit, rows = Object.keys(POLICIES).map((key) => policies(key, kit)), strike = strikes(kit);
   let longest = 1, latest;
-  fig.plot.append(row, strike);
+  fig.plot.append(make("div", { class: "wb-policies" }, ...rows), strike);
   const text = (head, show, off) => ({ head, off, show: (td, o) => put(td, show(o)) });
   const of = (o, phase) => o.phases[phase];
   const said = (td, o) => {
@@ -67,10 +68,10 @@ function faults(fig, kit) {
     put(fig.sub, s.faults?.faults ? counted(s.faults, t) : "");
     show(found, found.length ? "" : t.no_faults);
   };
-  return { draw, command: (s, may) => [row, strike].forEach((it) => it.show(s, may)) };
+  return { draw, command: (s, may) => [...rows, strike].forEach((it) => it.show(s, may)) };
 }
 
-// What a run that waits asks: shown among the controls, and only then.
+// What a run asks that waits, or was stopped, without ranks that are gone: shown among the controls, and only then.
 export function rescue(controls, { make, set, button, send, t }) {
   const ways = ["replace", "shrink"].map((how) => {
     const one = button("recover", t[`recover_${how}`], how === "replace" ? "running" : "", how === "replace" ? "go" : "");
@@ -80,7 +81,9 @@ export function rescue(controls, { make, set, button, send, t }) {
   const box = make("div", { class: "wb-group wb-rescue", role: "group", "aria-label": t.waiting }, ...ways);
   controls.prepend(box);
   return (s, may) => {
-    box.hidden = s.state !== "waiting";
+    const waits = s.state === "waiting";
+    box.hidden = !waits && !(s.state === "stopped" && s.alive < s.ranks);
+    controls.classList.toggle("wb-asks", waits);
     const smaller = s.faults?.smaller;
     ways.forEach((one, at) => set(one, "aria-disabled", !may("recover") || (at && !smaller)));
     set(ways[1], "title", smaller || t.no_smaller);

@@ -25,7 +25,7 @@ function layout(fig, { make, put, set, changed, whole, t }) {
   const rank = (p, slices, off = "") => {
     const box = make("div", { class: `wb-rank${off}` }, make("b", {}, make("i", {}, `${t.rank} `), `${p.rank}`));
     if (off) {
-      box.append(make("span", {}, t.idle));
+      box.append(make("span", {}, p.is_gone ? t.gone_rank : t.idle));
       return box;
     }
     const held = make("i", { class: "wb-held" }, make("i"));
@@ -34,7 +34,7 @@ function layout(fig, { make, put, set, changed, whole, t }) {
     box.append(make("span", {}, ...short("holds", { share: percent(p.held) })), held);
     return box;
   };
-  const words = (p, s, slices) => [`${t.rank} ${p.rank}`, ...(p.idle ? [t.idle] : [units(p.stages, s), `${t.samples} ${samples(p.samples)}`,
+  const words = (p, s, slices) => [`${t.rank} ${p.rank}`, ...(p.is_gone ? [t.gone_rank] : p.idle ? [t.idle] : [units(p.stages, s), `${t.samples} ${samples(p.samples)}`,
     ...(slices > 1 ? [say("slice", { part: p.tp + 1, of: slices })] : []), say("holds", { share: percent(p.held) })])].join(", ");
   const units = (stages, s) => (s.stages.length ? stages.map((stage) => brief(s.stages[stage]?.units || [])).join("; ") : t.all_layers);
 
@@ -57,7 +57,7 @@ function layout(fig, { make, put, set, changed, whole, t }) {
     for (let dp = 0; head && dp < shares; dp++) place(make("div", { class: "wb-share" }, samples(first("dp", dp).samples)), 1 + (dp % rows), left(Math.floor(dp / rows)));
     const fields = {};
     for (const p of busy) {
-      const field = (fields[`${p.pp} ${p.dp}`] ||= make("div", { class: `wb-field wb-hue${p.pp % 8}` })), box = rank(p, slices);
+      const field = (fields[`${p.pp} ${p.dp}`] ||= make("div", { class: `wb-field wb-hue${p.pp % 8}` })), box = rank(p, slices, p.is_gone ? " wb-off wb-dead" : "");
       box.title = words(p, s, slices);
       if (!field.parentNode) place(field, head + (p.dp % rows), left(Math.floor(p.dp / rows)) + head + p.pp);
       field.append(box);
@@ -100,6 +100,6 @@ function layout(fig, { make, put, set, changed, whole, t }) {
     fig.wait.hidden = busy.length > 0;
     put(fig.wait, t.no_places);
     fig.plot.replaceChildren(...(busy.length ? [grid({ stages: [], ...s }, busy, most)] : []),
-      ...(idle.length ? [make("div", { class: `wb-idle${idle.length > WIDE ? " wb-small" : ""}` }, ...idle.map((p) => rank(p, 1, " wb-off")))] : []));
+      ...(idle.length ? [make("div", { class: `wb-idle${idle.length > WIDE ? " wb-small" : ""}` }, ...idle.map((p) => rank(p, 1, ` wb-off${p.is_gone ? " wb-dead" : ""}`)))] : []));
   };
 }

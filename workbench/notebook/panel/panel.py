@@ -37,7 +37,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "restore": ("what",),
     "switch": ("strategy", "ranks", "shard", "by", "microbatches", "schedule", "dp", "pp", "tp"),
     "recover": ("how",),
-    "policy": ("on_loss",),
+    "policy": ("on_loss", "on_stall"),
     "inject": ("kind", "rank", "for_s"),
     "clear_faults": (),
     "take_over": (),
