@@ -55,6 +55,9 @@ TOGETHER_S = 1.0
 UNTRIED = 1000
 NO_END = 1 << 62  # more steps than anybody takes
 NOBODY = (0, 0.0)
+AS_IT_WAS = (
+    "goal", "metrics", "metrics_step", "marks", "num_saves", "events", "peaks", "origin",
+)  # fmt: skip
 GONE = "ended while no kernel was there"
 Told = dict[str, Any]
 
@@ -237,7 +240,7 @@ def _take_run(engines: Engines, told: dict[int, Told], directory: str | None) ->
         return  # there was none, or its kernel was gone before it knew of it
     layout = Layout(**(kept if first is None else first)["layout"])
     run = Run(engines, kept["about"], TrainOptions(**kept["options"]), Path(directory), layout)
-    for name in ("goal", "metrics", "metrics_step", "marks", "num_saves", "events", "peaks"):
+    for name in AS_IT_WAS:
         setattr(run, name, kept[name])
     run.outages.recall(kept["outages"])
     run.faults.recall(kept["faults"])

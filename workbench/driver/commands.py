@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.driver import checkpoints, exports, faults, files, recovery, rescue, runs, trace
 from workbench.errors import CheckpointError, InputError, LayoutError, WorkbenchError
+from workbench.spec import manifest as manifests
 from workbench.spec import policies
 from workbench.spec.formats import size
 from workbench.spec.layout import Layout, parse_layout
@@ -172,6 +173,10 @@ def restore(run: Run, what: str | int = "last") -> int:
         meta = run.engines.together("restore", str(path))[0]
     except CheckpointError as error:
         raise checkpoints.with_another(error, path, own) from error
+    run.origin = {
+        "path": str(path), "name": path.name if path.parent == own else str(path),
+        "step": meta["step"], "time_s": manifests.read(path)["time_s"], "since_s": time.time(),
+    }  # fmt: skip
     back_to(run, meta["step"], left=str(run.layout))
     run.marks.append({"step": run.step_now, "label": "restored"})
     if run.state in ("failed", "finished", "stopped"):

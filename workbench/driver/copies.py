@@ -20,8 +20,24 @@ SOURCE = "copies in memory"
 def or_newer(run: Run, replies: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """A training that has gone back to copies, or to a newer checkpoint -> replies, from where."""
     step = replies[0]["step"]
-    newer = takewhile(lambda one: step < one["step"] <= run.step_now, reversed(run.checkpoints()))
+    saved = of_this_branch(run)
+    newer = takewhile(lambda one: step < one["step"] <= run.step_now, saved)
     return first_whole(run, newer, replies) or (replies, SOURCE)
+
+
+def of_this_branch(run: Run) -> list[dict[str, Any]]:
+    """The checkpoints that the training has come by, the newest first; the one it began from last.
+
+    What was saved before it went back is of a curve that was left.
+    """
+    saved, origin = run.checkpoints(), run.origin
+    if origin is None:
+        return saved[::-1]
+    since = [one for one in saved if one["time_s"] >= origin["since_s"]]
+    before = []
+    if Path(origin["path"]).parent == run.directory / "checkpoints":
+        before = [one for one in saved if one["time_s"] < origin["time_s"]]
+    return [*since[::-1], origin, *before[::-1]]
 
 
 def first_whole(

@@ -21,7 +21,7 @@ NAME = "run.json"
 # Attributes of a Run that are kept as they are.
 AS_IT_IS = (
     "about", "state", "message", "goal", "metrics", "metrics_step", "marks", "num_saves", "events",
-    "stages", "held", "peaks",
+    "stages", "held", "peaks", "origin",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from workbench.errors import (
     InputError,
     RunError,
     StartError,
+    TrainingLostError,
     WorkbenchError,
     WorldLostError,
 )
@@ -198,9 +199,17 @@ def _meet(run: Run, layout: Layout, outage: Outage, rendezvous_s: float) -> None
 
 
 def _from_file(run: Run, layout: Layout) -> tuple[list[dict[str, Any]], str]:
-    """The training from its last whole checkpoint, or its beginning -> replies, from where."""
+    """The training from its last whole checkpoint, or its beginning -> replies, from where.
+
+    Raises TrainingLostError where it began from a checkpoint that is not whole any more.
+    """
     replies = run.engines.call("begin_anew", layout.to_dict())
-    found = copies.first_whole(run, reversed(run.checkpoints()), replies)
+    found = copies.first_whole(run, copies.of_this_branch(run), replies)
+    if found is None and run.origin is not None:
+        raise TrainingLostError(
+            f"The ranks that are left do not hold the whole training, and {run.origin['path']}, "
+            "from which it began, is not whole any more. %dist_train begins another one."
+        )
     return found or (replies, "the beginning")
 
 

@@ -87,6 +87,8 @@ class Run(Asked, Readings):
         self.history = History(about["batch"] * about["units_per_sample"])
         self.marks: list[dict[str, Any]] = []
         self.saved: list[dict[str, Any]] = []
+        # The checkpoint it was told to go on from: path, name, time_s of its making, since_s.
+        self.origin: dict[str, Any] | None = None
         self.facts = b""
         self.outages = Outages(about.get("on_loss", "replace"))
         self._told_of_journal = False
