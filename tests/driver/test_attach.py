@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -244,3 +245,30 @@ def test_branches_outages_and_faults_are_known_to_the_next_kernel(left):
     assert [row["state"] for row in run.faults.rows()] == ["struck", "struck"]
     assert len(run.outages.all) == 2
     assert run.history.loss == pytest.approx(expected(30), 1e-5)
+
+
+@pytest.mark.parametrize("is_journal_lost", [False, True])
+def test_steps_that_a_full_disk_did_not_take_are_known_to_the_next_kernel(
+    left, tmp_path, is_journal_lost
+):
+    then = (
+        "run.step(4); run.inject('disk-full', rank=0); run.inject('disk-full', rank=1)\n"
+        "run.step(6); run.step(5)"
+    )
+    dead = left(steps=20, runs=False, then=then)
+    dead.wait()
+    dead.kill()
+    if is_journal_lost:
+        shutil.rmtree(tmp_path / "cell-1" / "journal")
+    run = attach().run
+    assert run is not None
+    assert run.step_now == 15
+    missing = [event["text"] for event in run.events if event.get("name") == "unknown_steps"]
+    first = 5 if is_journal_lost else 1
+    assert run.history.steps == list(range(first, 16))
+    assert run.history.loss == pytest.approx(expected(15)[first - 1 :], 1e-5)
+    assert len(missing) == int(is_journal_lost)
+    if not is_journal_lost:
+        assert run.clear_faults() == 2
+        assert run.step(2) == 17
+        assert journaled(run) == [list(range(1, 18))] * 2

@@ -254,7 +254,7 @@ def _take_run(engines: Engines, told: dict[int, Told], directory: str | None) ->
         run.step_now = max(steps[: layout.world_size])
         lying = [told.get(rank, {}).get("training") or first for rank in range(engines.num_ranks)]
         run.lay_out(layout, lying)
-        _recall(run, kept["logs"])
+        _recall(run, kept["logs"], [info["unwritten"] for info in told.values()])
         _show_last(run, lying)
     run.history.branches = kept["branches"]
     run.saved = run.checkpoints()
@@ -282,17 +282,17 @@ def _know_again(run: Run) -> None:
     trained_by(run, knowing, next(filter(None, found)))
 
 
-def _recall(run: Run, logs: list[str]) -> None:
+def _recall(run: Run, logs: list[str], unwritten: list[str]) -> None:
     """Have the history again; of ranks that were lost meanwhile, what they left.
 
-    logs: by rank.
+    logs: by rank. unwritten: what the disk has not taken, of each rank that lives.
     """
     step, world, members = run.step_now, run.layout.world_size, run.engines.roster.members
     for rank, log in enumerate(logs[:world]):
         if rank < len(members) and members[rank].gone:
             members[rank].info["log"] = log
             salvage.complete(run.directory, rank, world, log)
-    journals.recall(run.history, run.directory, step, run.layout)
+    journals.recall(run.history, run.directory, step, run.layout, unwritten)
     done = run.history.steps[-1] if run.history.steps else 0
     if done == step - 1:
         # Some have finished it and others have not.
@@ -301,6 +301,19 @@ def _recall(run: Run, logs: list[str]) -> None:
         run.outages.leftover = [{**one, "log": logs[one["rank"]]} for one in told]
         salvage.close_gap(run, step)
         run.step_now = step
+    _tell_of_gaps(run)
+
+
+def _tell_of_gaps(run: Run) -> None:
+    """Steps that were taken, and that no journal has."""
+    began = run.origin["step"] + 1 if run.origin is not None else 1
+    known = set(run.history.steps)
+    first = min([began, *run.history.steps[:1]])
+    if lacking := [n for n in range(first, run.step_now + 1) if n not in known]:
+        run.happened(
+            "unknown_steps", count=f"{len(lacking):,}", first=f"{lacking[0]:,}",
+            last=f"{lacking[-1]:,}",
+        )  # fmt: skip
 
 
 def _settle(run: Run, told: dict[int, Told], *, is_held: bool) -> None:

@@ -32,13 +32,18 @@ def lines(path: Path) -> Iterator[Line]:
     """
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            for text in file:
-                with contextlib.suppress(ValueError):  # cut short
-                    yield json.loads(text)
+            yield from read(file)
     except OSError as error:
         raise RunError(
             f"{path} cannot be read: {error.strerror}. run.history has loss and rate of the steps."
         ) from None
+
+
+def read(texts: Iterable[str]) -> Iterator[Line]:
+    """The slices of lines of text, without those that are cut short."""
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            yield json.loads(text)
 
 
 def kept(told: Iterable[Line]) -> list[Line]:
@@ -67,13 +72,18 @@ def _cut(line: Line, end: int) -> Line:
     return {**line, "step": end - 1, "columns": columns}
 
 
-def recall(history: History, directory: Path, step: int, layout: Layout) -> None:
+def recall(
+    history: History, directory: Path, step: int, layout: Layout, unwritten: Iterable[str] = ()
+) -> None:
     """Fill an empty history with what the journals tell, up to a step.
 
     Rank 0 has work in every layout, so its lines are the slices, and say how many ranks took part.
-    layout: any; it is of no matter to what a journal has.
+    layout: any; it is of no matter to what a journal has. unwritten: what follows, of each rank.
     """
-    of_ranks = {rank: kept(lines(path)) for rank, path in paths(directory).items()}
+    told = {rank: list(lines(path)) for rank, path in paths(directory).items()}
+    for line in read(text for part in unwritten for text in part.splitlines()):
+        told.setdefault(line["rank"], []).append(line)
+    of_ranks = {rank: kept(of_rank) for rank, of_rank in told.items()}
     others = {rank: _by_step(of_ranks[rank]) for rank in of_ranks if rank}
     for line in of_ranks.get(0, ()):
         replies = [line]

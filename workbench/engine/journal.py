@@ -24,6 +24,7 @@ class Journal:
         self._folder = directory / "journal"
         self._kept: list[bytes] = []
         self._kept_bytes = 0
+        self._rank = 0
 
     def append(self, reply: dict[str, Any]) -> bool:
         """Add a slice; False where the disk does not take it."""
@@ -33,12 +34,18 @@ class Journal:
         if self._kept_bytes < MOST_KEPT_BYTES:
             self._kept.append(line)
             self._kept_bytes += len(line)
-        try:
-            _append(self._folder / f"rank{reply['rank']}.jsonl", b"".join(self._kept))
-        except OSError:
-            return False
-        self._kept, self._kept_bytes = [], 0
-        return True
+        self._rank = reply["rank"]
+        return not self.unwritten()
+
+    def unwritten(self) -> str:
+        """The lines that the disk does not take, tried once more."""
+        if self._kept:
+            try:
+                _append(self._folder / f"rank{self._rank}.jsonl", b"".join(self._kept))
+                self._kept, self._kept_bytes = [], 0
+            except OSError:
+                pass  # it is full, or the folder is gone
+        return b"".join(self._kept).decode()
 
 
 def _append(path: Path, data: bytes) -> None:

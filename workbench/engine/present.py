@@ -13,7 +13,7 @@ def present() -> dict[str, Any]:
     """Who this is and what it holds, once all that was queued before is done.
 
     attempt: of the world it is in, -1 without one. cells: the number of the last cell. training:
-    None without one.
+    None without one. unwritten: lines of its journal that the disk does not take.
     """
     return {
         **introduced(),
@@ -21,6 +21,7 @@ def present() -> dict[str, Any]:
         "size": here.world.size if here.world is not None else 0,
         "broken": here.broken,
         "cells": here.cells,
+        "unwritten": here.journal.unwritten() if here.journal is not None else "",
         "training": _held(here.trainer) if here.trainer is not None else None,
     }
 

@@ -33,6 +33,11 @@ EVENTS: dict[str, tuple[str, str]] = {
     ),
     "already": ("info", "already {strategy} ({layout})"),
     "attached": ("info", "another kernel took over after step {step}"),
+    "unknown_steps": (
+        "warning",
+        "no journal has {count} steps from {first} to {last}: the curve lacks them, the training "
+        "does not",
+    ),
     "handed_over": ("info", "handed over to {who} after step {step}"),
     "controller_back": (
         "warning",

@@ -244,6 +244,7 @@ EVENTS = {
     "uncopied": "{layout} 下不需要内存副本，或没有其他进程参与训练来保存副本",
     "already": "已经是{strategy}（{layout}）",
     "attached": "另一个内核在第 {step} 步后接管",
+    "unknown_steps": "第 {first} 至 {last} 步中有 {count} 步不在日志里：曲线缺少它们，训练不缺",
     "handed_over": "在第 {step} 步后交给 {who}",
     "controller_back": "控制器{how}；{took_s} 秒后由新的控制器接管，没有任何丢失。",
     "lost": "{ranks} 在第 {step} 步丢失：{why}",
