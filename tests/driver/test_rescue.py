@@ -220,6 +220,11 @@ def test_a_run_that_waits_can_be_stopped_and_brought_back_later(clusters, tmp_pa
     run.resume()
     assert run.wait(60)["state"] == "finished"
     is_undisturbed(run)
+    # However often it was waited for, it was lost once, and waiting is no part of the first step.
+    assert [event.get("name") for event in run.events].count("lost") == 1
+    (outage,) = faults(run)["outages"]
+    assert outage["why"].count("rank 1") == 1
+    assert [what for what, _ in outage["marks"]][-3:] == ["state", "asked", "first new step"]
 
 
 def test_what_is_asked_amiss_is_no_part_of_the_story(clusters, tmp_path):

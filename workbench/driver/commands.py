@@ -65,6 +65,7 @@ def resume(run: Run, steps: int | None = None) -> int:
         check_count("steps", steps)
     if steps is not None or run.step_now >= run.goal:
         run.goal = run.step_now + (steps or MORE_STEPS)
+    run.outages.waited()
     run.set_state("running")
     run.happened("resumed", step=run.step_now, goal=run.goal)
     return run.step_now
@@ -75,6 +76,7 @@ def step(run: Run, n: int = 1) -> int:
     check_count("n", n)
     target = run.step_now + n
     run.goal = max(run.goal, target)
+    run.outages.waited()
     run.set_state("running")
     while run.step_now < target and not (run.halt.is_set() and not run.feeder.in_flight):
         if not run.halt.is_set():

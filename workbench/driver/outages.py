@@ -60,7 +60,7 @@ class Outages:
     was lost. reunion: of ranks that lost each other and have met again, if nothing came of it yet.
     is_broken_off: the step under way, by whoever asked for that.
     state_before: the state that the run goes back to. wide: the layout before it went on
-    with fewer ranks.
+    with fewer ranks. told_of: keys of the lost processes that are a part of one.
     """
 
     def __init__(self, policy: str) -> None:
@@ -71,6 +71,7 @@ class Outages:
         self.is_broken_off = False
         self.state_before = "paused"
         self.wide: Layout | None = None
+        self.told_of: set[int] = set()
 
     def told(self) -> dict[str, Any]:
         """What another kernel is to know, as plain values."""
@@ -98,6 +99,11 @@ class Outages:
             self.all.append(Outage(why, step, began_s))
         self.all[-1].ranks += ranks
         return self.all[-1]
+
+    def waited(self) -> None:
+        """Until now it stood still because nobody had said that it should go on."""
+        if self.all and not self.all[-1].is_over:
+            self.all[-1].mark("asked")
 
     def take(self, outage: Outage) -> None:
         """One that is over but for the next step; it is a part of the last, if that is not over."""

@@ -88,15 +88,19 @@ def rescue(run: Run, how: str | None = None) -> None:
 
 
 def _begin(run: Run, gone: list[int]) -> Outage:
-    members = run.engines.roster.members
+    members, outages = run.engines.roster.members, run.outages
+    # One that was waited for has been told of.
+    is_open = bool(outages.all) and not outages.last.is_over
+    gone = [rank for rank in gone if not is_open or members[rank].key not in outages.told_of]
     if gone:
+        outages.told_of |= {members[rank].key for rank in gone}
         why = "; ".join(f"rank {rank}: {members[rank].gone}" for rank in gone)
-        run.outages.begin(why, gone, run.step_now, min(members[rank].gone_s for rank in gone))
+        outages.begin(why, gone, run.step_now, min(members[rank].gone_s for rank in gone))
         told = members[gone[0]].gone if len(gone) == 1 else why
         run.happened("lost", ranks=named(gone).capitalize(), why=told, step=run.step_now)
         run.marks.append({"step": run.step_now, "label": "lost", "kind": "fault"})
-    run.outages.last.mark("free")
-    return run.outages.last
+    outages.last.mark("free")
+    return outages.last
 
 
 def _must_wait(run: Run, how: str, outage: Outage) -> bool:
