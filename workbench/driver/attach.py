@@ -348,12 +348,12 @@ def _settle(run: Run, told: dict[int, Told], *, is_held: bool) -> None:
 def _meet_again(run: Run) -> None:
     """Bring ranks that lost each other to one step, and nothing else has happened."""
     run.engines.rejoin()
-    positions = run.engines.call("position", ranks=run.feeder.ranks)
-    if len(set(positions)) > 1:
-        are_replicas = run.layout.dp_replicate == run.layout.world_size
-        run.feeder.agree(positions, are_replicas=are_replicas)
-    run.step_now = max(positions)
-    run.feeder.reset(run.step_now)
+    first, last = recovery.level(run)
+    if first != last:
+        bring_back(run, recovery.LOST_EACH_OTHER)
+        return
+    run.step_now = last
+    run.feeder.reset(last)
 
 
 def _note_saves(run: Run, since_s: float) -> None:

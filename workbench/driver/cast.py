@@ -76,7 +76,11 @@ class Cast:
             return []
         with self.roster.coming:
             fresh = self.roster.enlist(places, self.timeouts.total_s)
-            self.introduce(fresh)
+            try:
+                self.introduce(fresh)
+            except BaseException:
+                self.roster.give_up(fresh)
+                raise
         return fresh
 
     def meeting(self, *, rendezvous_s: float | None = None) -> dict[str, Any]:

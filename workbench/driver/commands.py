@@ -79,9 +79,9 @@ def step(run: Run, n: int = 1) -> int:
     run.outages.waited()
     run.set_state("running")
     while run.step_now < target and not (run.halt.is_set() and not run.feeder.in_flight):
-        if not run.halt.is_set():
-            run.feeder.feed(min(target, run.saving.next_stop()))
         try:
+            if not run.halt.is_set():
+                run.feeder.feed(min(target, run.saving.next_stop()))
             if (replies := run.feeder.next_slice()) is not None:
                 run.book(replies, ending=False)
         except WorkbenchError as error:

@@ -142,16 +142,6 @@ class Feeder:
             error.add_note(f"  {line}")
         return error
 
-    def agree(self, positions: list[int], *, are_replicas: bool) -> None:
-        """Make ranks that stopped a step apart stand at the same step, the later one."""
-        if not are_replicas:
-            raise RunError(
-                f"The ranks stopped at steps {min(positions)} and {max(positions)}, and a state "
-                "that is spread over ranks is whole at one step only. %dist_restore goes back to a "
-                "checkpoint."
-            )
-        self.engines.call("adopt", positions.index(max(positions)))
-
     def answers(self, futures: list[Future]) -> list[dict[str, Any]]:
         """Results of all; once one has failed the rest must follow soon."""
         waiting = _unanswered(futures, self.engines.timeouts.freed_s, self.engines.free)

@@ -94,12 +94,13 @@ def recall(
         history.rewind(step)
 
 
-def rest(directory: Path, world: int, first: int) -> list[Line]:
-    """What each of the first `world` ranks wrote of the steps from `first` on."""
+def rest(directory: Path, world: int, first: int, *, since_s: float = -math.inf) -> list[Line]:
+    """What each of the first `world` ranks wrote, since a time, of the steps from `first` on."""
     there = paths(directory)
     found = []
     for rank in range(world):
-        told = kept(lines(there[rank])) if rank in there else []
+        written = lines(there[rank]) if rank in there else ()
+        told = kept(line for line in written if line["time_s"] >= since_s)
         columns: dict[str, list] = {name: [] for name in COLUMNS}
         by_step = _by_step(told)
         for step in itertools.count(first):

@@ -58,6 +58,7 @@ class Outages:
 
     policy: a name of spec.policies.ON_LOSS. leftover: what ranks told of the slices in which one
     was lost. reunion: of ranks that lost each other and have met again, if nothing came of it yet.
+    are_apart: these stopped a step apart.
     is_broken_off: the step under way, by whoever asked for that.
     state_before: the state that the run goes back to. wide: the layout before it went on
     with fewer ranks. told_of: keys of the lost processes that are a part of one.
@@ -68,6 +69,7 @@ class Outages:
         self.all: list[Outage] = []
         self.leftover: list[dict[str, Any]] = []
         self.reunion: Outage | None = None
+        self.are_apart = False
         self.is_broken_off = False
         self.state_before = "paused"
         self.wide: Layout | None = None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
-from workbench.driver import salvage
+from workbench.driver import rescue, salvage
 from workbench.driver.outages import Outage
 from workbench.errors import EnginesError, TrainingLostError, WorkbenchError, WorldLostError
 
@@ -25,7 +25,7 @@ def recover(
     """
     error = run.feeder.first_cause(errors, run.step_now)
     outage = Outage(LOST_EACH_OTHER, run.step_now, time.monotonic())
-    run.outages.reunion = None
+    run.outages.reunion, run.outages.are_apart = None, False
 
     def advance(num_steps: int) -> None:
         run.step_now += num_steps
@@ -36,12 +36,18 @@ def recover(
     try:
         run.engines.rejoin()
         outage.mark("met")
-        positions = run.engines.call("position", ranks=run.feeder.ranks)
-        if len(set(positions)) > 1:
-            are_replicas = run.layout.dp_replicate == run.layout.world_size
-            run.feeder.agree(positions, are_replicas=are_replicas)
-        salvage.close_gap(run, max(positions))
-        run.step_now = outage.step = max(positions)
+        first, last = level(run)
+        if first == last:
+            salvage.close_gap(run, last)
+            run.step_now = last
+        else:
+            run.outages.are_apart = True
+            error.add_note(
+                f"  and then: The ranks stopped at steps {first} and {last}, and a state that is "
+                "spread over ranks is whole at one step only. %dist_restore goes back to a "
+                "checkpoint."
+            )
+        outage.step = run.step_now
         outage.mark("state")
         run.outages.reunion = outage
     except TrainingLostError as lost:
@@ -54,10 +60,24 @@ def recover(
     raise error
 
 
+def level(run: Run) -> tuple[int, int]:
+    """Have ranks that have met again stand at the same step, the latest -> the first and the last.
+
+    They differ where a state that is spread over ranks has to be put together anew.
+    """
+    positions = run.engines.call("position", ranks=run.feeder.ranks)
+    last = max(positions)
+    if min(positions) < last and run.layout.dp_replicate == run.layout.world_size:
+        run.engines.call("adopt", positions.index(last))
+        return last, last
+    return min(positions), last
+
+
 def goes_on(run: Run, error: BaseException) -> bool:
     """Whether a training simply goes on whose ranks lost each other: all are there, and have met.
 
-    Once at a step. By what they lose each other twice at one step is what they do there.
+    Where they stopped a step apart, what they together hold of one step is put together, or the
+    last checkpoint is. Once at a step: by what they lose each other twice is what they do there.
     """
     outage, run.outages.reunion = run.outages.reunion, None
     was_asked, run.outages.is_broken_off = run.outages.is_broken_off, False
@@ -67,9 +87,12 @@ def goes_on(run: Run, error: BaseException) -> bool:
         return False
     if any(one.step == outage.step and not one.ranks for one in run.outages.all):
         return False
-    run.outages.take(outage)
     run.marks.append({"step": outage.step, "label": "lost", "kind": "fault"})
     run.happened("reunited", step=outage.step, took_ms=round(1e3 * outage.took_s))
+    if run.outages.are_apart:
+        rescue.bring_back(run, LOST_EACH_OTHER)
+    else:
+        run.outages.take(outage)
     return True
 
 

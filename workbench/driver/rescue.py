@@ -187,7 +187,11 @@ def _meet(run: Run, layout: Layout, outage: Outage, rendezvous_s: float) -> None
         replies, outage.source = copies.or_newer(run, replies)
     outage.mark("state")
     step = replies[0]["step"]
+    salvage.catch_up(run, step)
     salvage.close_gap(run, step)
+    if step > run.step_now:
+        run.step_now, first = step, run.step_now + 1
+        run.happened("unknown_steps", count=step - first + 1, first=first, last=step)
     outage.lost_steps += max(0, run.step_now - step)
     if step < run.step_now:
         commands.back_to(run, step)

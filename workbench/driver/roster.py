@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -51,6 +52,8 @@ class Roster:
         self.coming = threading.RLock()
         self._keys = itertools.count(1 + max(member.key for member in self.everyone))
         self._ids: set[int] = set()
+        # Keys of all processes that were ever started.
+        self._begun = {member.key for member in self.everyone}
         self._lost = lost
         self._timeout_s = 0.0
         # Called when another controller answers, with why the one before is gone.
@@ -86,11 +89,21 @@ class Roster:
         """Start fresh processes, for ranks or as spares, and wait as `connect` does."""
         deadline_s = time.monotonic() + timeout_s
         fresh = [Member(next(self._keys), place) for place in places]
+        self._begun |= {one.key for one in fresh}
         started = [self.processes.start(one.key, one.place or self.places[0]) for one in fresh]
         for one, future in zip(fresh, started, strict=True):
             future.result(timeout_s)
             self._watch(one)
-        return self._registered(fresh, timeout_s, deadline_s)
+        try:
+            return self._registered(fresh, timeout_s, deadline_s)
+        except StartError:
+            self.give_up(fresh)
+            raise
+
+    def give_up(self, members: Sequence[Member]) -> None:
+        """End processes that nobody needs."""
+        left = [one.key for one in members if not one.gone]
+        self.processes.signal(left, signal.SIGKILL, waits=False)
 
     def fill(self, enlist: Callable[[list[Place]], list[Member]]) -> dict[int, str]:
         """Put spares, and where there are none fresh processes, in the places of lost ranks.
@@ -140,14 +153,25 @@ class Roster:
         self, awaited: list[Member], timeout_s: float, deadline_s: float
     ) -> list[Member]:
         assert self.mail is not None
-        while len(ids := sorted(set(self.mail.engines()) - self._ids)) < len(awaited):
+        while len(ids := self._new_ids({one.key for one in awaited})) < len(awaited):
             if any(one.gone for one in awaited) or time.monotonic() > deadline_s:
                 raise StartError(self._missing(awaited, set(ids), timeout_s))
             time.sleep(POLL_S)
         self._ids |= set(ids)
-        for member, engine_id in zip(awaited, ids, strict=True):
+        for member, engine_id in zip(awaited, ids, strict=False):
             member.id = engine_id
         return awaited
+
+    def _new_ids(self, keys: set[int]) -> list[int]:
+        """Ids that have come, of processes with these keys.
+
+        An engine asks for its key as its id, and gets another one where that is taken. A process
+        that was given up may come late, and is none of these.
+        """
+        assert self.mail is not None
+        new = set(self.mail.engines()) - self._ids
+        own = sorted(new & keys)
+        return own if len(own) == len(keys) else own + sorted(new - keys - self._begun)
 
     def _missing(self, awaited: list[Member], came: set[int], timeout_s: float) -> str:
         # Those that ended are the cause; the others may be on their way. An engine asks for its

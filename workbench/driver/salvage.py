@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.driver import journals
 from workbench.driver.member import Member
 from workbench.spec import pulse
 from workbench.spec.records import COLUMNS
@@ -46,7 +47,13 @@ def settle(run: Run) -> None:
         if member.is_stuck() and not member.gone:
             engines.end_process(member)
     if not slices:
-        return  # what is left over from a recovery that was broken off is so still
+        # What is left over from a recovery that was broken off is so still. Where the run had
+        # failed before, nobody has looked at what the lost ones tell.
+        world = run.layout.world_size
+        for rank, member in enumerate(members[:world]):
+            if member.gone and member.info.get("log"):
+                complete(run.directory, rank, world, member.info["log"])
+        return
     run.outages.leftover = [
         _told(run, rank, members[rank], [one.futures[place] for one in slices])
         for place, rank in enumerate(feeder.ranks)
@@ -145,6 +152,26 @@ def _last_step(path: Path) -> int:
     return 0
 
 
+def catch_up(run: Run, step: int) -> None:
+    """Book the steps that all ranks have written down, and of which nobody has heard.
+
+    A run that failed waits for no more replies, while its ranks may still take what was queued.
+    """
+    first = run.step_now + 1
+    if step <= run.step_now:
+        return
+    # Before it went back, if it did, steps of these numbers were others.
+    since = {} if run.origin is None else {"since_s": run.origin["since_s"]}
+    told = journals.rest(run.directory, run.layout.world_size, first, **since)
+    count = min(step - run.step_now, *(len(one["columns"]["loss"]) for one in told))
+    if count:
+        cut = [
+            {**one, "columns": {name: of[:count] for name, of in one["columns"].items()}}
+            for one in told
+        ]
+        run.step_now += run.history.add(cut, run.layout)
+
+
 def close_gap(run: Run, step: int) -> None:
     """Book the one step that some of the ranks had finished and others had not.
 
@@ -152,7 +179,7 @@ def close_gap(run: Run, step: int) -> None:
     loss is in their pulses.
     """
     leftover = run.outages.leftover
-    if step <= run.step_now or not leftover:
+    if step != run.step_now + 1 or not leftover:
         return
     rows = [_row(told, step) for told in leftover]
     # What the step took a rank that did not come to its end is not known in parts.

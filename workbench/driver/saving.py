@@ -113,7 +113,9 @@ class Saving:
         try:
             self.begin(by_itself=True)
         except WorkbenchError as error:
-            self.run.tell("warning", str(error))
+            engines = self.run.engines
+            if not (engines.roster.gone() and engines.can_enlist):  # else that is seen to
+                self.run.tell("warning", str(error))
 
     # The thread that sees to a save's end.
 

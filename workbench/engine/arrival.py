@@ -169,8 +169,11 @@ def _way_out() -> None:
         signal.sigwait({signal.SIGUSR1})
         if here.store is not None:
             here.store.break_off()
+        # It may be on the way into its world.
         if (waits := here.meter.waits) is not None:
-            waits.free()  # it may be on the way into its world
+            waits.free()
+        if (sockets := here.meter.sockets) is not None:
+            sockets.shut_down()
         if here.world is not None:
             here.broken = True
             here.world.free()

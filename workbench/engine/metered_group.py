@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from workbench.engine.clock import COMM, Clock, HostTimer
 from workbench.engine.pulse import Pulse
+from workbench.engine.sockets import GroupSockets
 from workbench.engine.waits import Waits
 from workbench.errors import LayoutError
 
@@ -88,7 +89,7 @@ class Meter:
 
     watches: whether each operation's end is noted as well, which costs a callback. is_alone: other
     ranks would not come. is_dry: an all-reduce is done before it has begun. waits: gloo's, None for
-    another backend.
+    another backend. sockets: of the world, from when it is on the way.
     """
 
     def __init__(self) -> None:
@@ -96,6 +97,7 @@ class Meter:
         self.clock = Clock(HostTimer(), self.pulse)
         self.ops: list[Op] = []
         self.waits: Waits | None = None
+        self.sockets: GroupSockets | None = None
         self.watches = False
         self.is_alone = False
         self.is_dry = False

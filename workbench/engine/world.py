@@ -56,7 +56,7 @@ class World:
         meter.clock = Clock(timer_for(self.device), meter.pulse)
         metered_group.register(self.device.type, meter)
         before = open_sockets()
-        self.sockets = GroupSockets(before)
+        self.sockets = meter.sockets = GroupSockets(before)
         try:
             dist.init_process_group(
                 metered_group.BACKEND,
