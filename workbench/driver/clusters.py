@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.driver import card, diary, session
+from workbench.driver import card, current, diary, session
 from workbench.driver.card import Card
 from workbench.driver.echo import named
 from workbench.errors import EnginesError, InputError
 from workbench.forkserver.processes import start_time
 
 NONE = "No cluster is there to attach to. %dist_start -n 4 starts four ranks."
+OWN = "This notebook controls the only cluster there is: %dist_status tells of it."
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def chosen(which: str | None) -> Cluster:
     """
     there = others()
     if not there:
-        raise EnginesError(NONE)
+        raise EnginesError(OWN if current.all_engines() else NONE)
     if which is None and len(there) == 1:
         return there[0]
     names = [f"{number} ({cluster.name})" for number, cluster in enumerate(there, 1)]

@@ -162,7 +162,7 @@ class Engines(Cast):
             return results
         # That a peer went away is never the first cause.
         error, at = min(raised.values(), key=lambda item: isinstance(item[0], WorldLostError))
-        if len(at) < self.num_ranks:
+        if len(at) < self.num_ranks and not isinstance(error, InputError):
             error.add_note(f"  on {named(at)}")
         raise error
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.driver import checkpoints, commands, recovery, rescue
 from workbench.driver.alone import Testament
 from workbench.driver.asked import Asked
+from workbench.driver.checked import refusal
 from workbench.driver.copies import Copying
 from workbench.driver.diary import Diary
 from workbench.driver.faults import Faults
@@ -150,6 +151,8 @@ class Run(Asked, Readings):
             future.set_exception(
                 RunError(f"{self.name} is over: {self.message or 'its engines are gone.'}")
             )
+        elif (error := refusal(self, verb, how)) is not None:
+            future.set_exception(error)
         else:
             if verb in ("pause", "stop"):
                 self.halt.set()

@@ -16,6 +16,7 @@ from workbench.engine.share import Share, file_of, note_of
 from workbench.errors import CheckpointError
 from workbench.spec import aside
 from workbench.spec import manifest as manifests
+from workbench.spec.formats import size
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -59,8 +60,8 @@ class Finish:
             aside.sweep(self.root)
         if (free_bytes := self._free_bytes()) < num_bytes * 1.02:
             raise CheckpointError(
-                f"A checkpoint of {num_bytes / 1e6:.1f} MB does not fit in {self.root}: "
-                f"{free_bytes / 1e6:.1f} MB are free. Remove old checkpoints or save elsewhere."
+                f"A checkpoint of {size(num_bytes)} does not fit in {self.root}: "
+                f"{size(free_bytes)} are free. Remove old checkpoints or save elsewhere."
             )
 
     def _free_bytes(self) -> int:

@@ -17,6 +17,7 @@ from workbench.engine import share as shares
 from workbench.engine.share import Held, Share
 from workbench.engine.state import Piece
 from workbench.errors import CheckpointError
+from workbench.spec.formats import size
 
 # Memory that is so much larger than what is needed is let go, as after a switch.
 MOST_SPARE = 2
@@ -75,7 +76,7 @@ class Staging:
                 self._memory = _pinned(num_bytes) if pinned else _pages(num_bytes)
             except (MemoryError, OSError, RuntimeError) as error:
                 raise CheckpointError(
-                    f"A save needs {num_bytes / 1e6:.1f} MB of host memory for the copy that is "
+                    f"A save needs {size(num_bytes)} of host memory for the copy that is "
                     "written, and there is not so much. Use more ranks, or shard the training."
                 ) from error
         return self._memory[:num_bytes]

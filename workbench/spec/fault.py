@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from workbench.errors import InputError
 from workbench.spec.near import unknown
 from workbench.spec.registry import names_in
 
+MOST_S, MOST_STEP = 86_400, 10**12
 # In what of a step it happens; kinds of engine/clock.py.
 PHASES = ("forward", "backward", "comm", "optimizer", "data")
 
@@ -36,16 +36,20 @@ class Fault:
             raise InputError(unknown("fault", str(self.kind), kinds()))
         if self.phase not in PHASES:
             raise InputError(f"phase={self.phase!r}: use one of {', '.join(PHASES)}.")
-        if isinstance(self.step, bool) or not isinstance(self.step, int) or self.step < 1:
-            raise InputError(f"at_step={self.step!r}: use a whole number of a step >= 1.")
+        is_number = isinstance(self.step, int) and not isinstance(self.step, bool)
+        if not is_number or not 1 <= self.step <= MOST_STEP:
+            raise InputError(
+                f"at_step={self.step!r:.40}: use a whole number of a step >= 1, {MOST_STEP:,} at "
+                "most."
+            )
         if not isinstance(self.how, str):
             raise InputError(f"how={self.how!r}: use a word, as %dist_fault? lists them.")
         if self.for_s is not None and (
             isinstance(self.for_s, bool)
             or not isinstance(self.for_s, (int, float))
-            or not (math.isfinite(self.for_s) and self.for_s > 0)
+            or not 0 < self.for_s <= MOST_S
         ):
-            raise InputError(f"for_s={self.for_s!r}: use seconds > 0.")
+            raise InputError(f"for_s={self.for_s!r:.40}: use seconds > 0, {MOST_S:,} at most.")
 
     @property
     def module(self) -> str:

@@ -17,6 +17,7 @@ from workbench.spec.fault import PHASES, kinds
 
 COLUMNS = ("kind", "rank", "step", "phase", "how", "for_s", "state")
 CLEAR = "clear"
+OPTIONS = {"rank": "rank", "at_step": "at-step", "phase": "phase", "how": "how", "for_s": "for"}
 UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0}
 
 
@@ -59,6 +60,9 @@ class InjectionMagics(Commands):
         """
         run = current.run()
         if options.kind == CLEAR:
+            for name, typed in OPTIONS.items():
+                if getattr(options, name) is not None:
+                    raise InputError(f"clear ends all faults: leave out --{typed}.")
             run.clear_faults()
         elif options.kind is not None:
             how = {"phase": options.phase, "how": options.how, "for_s": seconds(options.for_s)}

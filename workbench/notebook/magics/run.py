@@ -14,6 +14,7 @@ from workbench.driver.revive import revive
 from workbench.driver.saving import hf_folder
 from workbench.driver.session import in_kernel
 from workbench.driver.training import DIRECTORY
+from workbench.errors import InputError
 from workbench.notebook import show
 from workbench.notebook.line import from_line, layout_arguments, whole, word
 from workbench.notebook.magics import Commands
@@ -174,6 +175,8 @@ class RunMagics(Commands):
         if engines.run is None or engines.run.state == "gone":
             text = "\n".join(revive(engines).values()) or "No rank is gone."
             return self.shown.say(engines, text, silent=options.silent)
+        if not engines.roster.gone() and engines.num_ranks == len(engines.roster.places):
+            return self.shown.say(engines.run, "No rank is gone.", silent=options.silent)
         engines.run.recover(options.how)
         return self._told(engines.run, options)
 
@@ -222,7 +225,9 @@ class RunMagics(Commands):
         """
         found = current.all_engines()
         run = found[-1].run if found else None
-        root = Path(options.dir or (run.directory.parent if run else DIRECTORY))
+        root = Path(options.dir or (run.directory.parent if run else DIRECTORY)).expanduser()
+        if options.dir and not root.is_dir():
+            raise InputError(f"--dir {options.dir}: there is no such folder. Name one with runs.")
         own = run.name if run and root.resolve() == run.directory.parent else None
         table = show.checkpoints(runs.list_in(root), str(root), own)
         return self.shown.display(table, silent=options.silent)
