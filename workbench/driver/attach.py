@@ -30,6 +30,7 @@ from workbench.driver import (
     watching,
 )
 from workbench.driver.card import Card, this_kernel
+from workbench.driver.claim import claimed
 from workbench.driver.clusters import Cluster, does_not_answer
 from workbench.driver.engines import Engines
 from workbench.driver.launchers import Launched
@@ -69,24 +70,23 @@ def attach(which: str | None = None, *, take_over: bool = False) -> Engines:
     only one. take_over: also from a kernel that lives, which hands it over between two steps. A
     training that was running goes on.
 
-    Raises EnginesError where there is none, it is another kernel's, or its ranks do not answer;
-    InputError where it is not clear which is meant.
+    Raises EnginesError where there is none, it is another kernel's, another one attaches to it just
+    now, or its ranks do not answer; InputError where it is not clear which is meant.
     """
     return attach_to(clusters.chosen(which), take_over=take_over)
 
 
 def attach_to(cluster: Cluster, *, take_over: bool = False) -> Engines:
     """`attach`, to this cluster."""
-    is_controlled = cluster.card.is_controlled
-    if is_controlled and not take_over:
-        raise EnginesError(
-            f"{cluster.name} is controlled by the notebook of process {cluster.card.kernel[0]}, "
-            "which lives: attach(take_over=True) takes it over, watch() watches."
-        )
+    with claimed(cluster, take_over=take_over) as now:
+        return _attached(now)
+
+
+def _attached(cluster: Cluster) -> Engines:
     # Before the other one leaves, so that there is always somebody who holds the lease.
     held = session.join(cluster.directory.parent)
     try:
-        if is_controlled:
+        if cluster.card.is_controlled:
             watching.take_from(cluster)
             cluster = Cluster(cluster.directory, card.read(cluster.directory) or cluster.card)
         engines = _taken(held, cluster)

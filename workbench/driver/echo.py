@@ -22,6 +22,7 @@ import zmq
 # Ranks that share cores print the same line some tenths of a second apart.
 WINDOW_S = 0.25
 LIVE_CHARS = 160
+STOP_S = 5.0
 
 
 def named(ranks: Iterable[int]) -> str:
@@ -37,6 +38,17 @@ def named(ranks: Iterable[int]) -> str:
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {spans}"
 
 
+_numbers = itertools.count()
+
+
+def _pair(address: str) -> tuple[zmq.Socket, zmq.Socket]:
+    """Two ends of a line within this process."""
+    ends = zmq.Context.instance().socket(zmq.PAIR), zmq.Context.instance().socket(zmq.PAIR)
+    ends[0].bind(address)
+    ends[1].connect(address)
+    return ends
+
+
 class Echo:
     """Pulls the output of all ranks from `address`, for as long as the engines live."""
 
@@ -49,6 +61,8 @@ class Echo:
         self.socket = zmq.Context.instance().socket(zmq.PULL)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(address)
+        # Not over the address, which a process that began later may have by then.
+        self._bell, self._rung = _pair(f"inproc://echo-{next(_numbers)}")
         self.thread = threading.Thread(target=self._pull, name="echo", daemon=True)
         self.thread.start()
 
@@ -59,16 +73,19 @@ class Echo:
         return watch
 
     def stop(self) -> None:
-        """End the thread and free the address."""
-        with zmq.Context.instance().socket(zmq.PUSH) as bell:
-            bell.connect(self.address)
-            bell.send(b"")
-            self.thread.join()
+        """End the thread and free the address; again does nothing."""
+        if not self._bell.closed:
+            self._bell.send(b"")
+            self._bell.close()
+        self.thread.join(STOP_S)
 
     def _pull(self) -> None:
-        with self.socket:
-            while data := self.socket.recv():
-                message = json.loads(data)
+        poller = zmq.Poller()
+        with self.socket, self._rung:
+            for one in (self.socket, self._rung):
+                poller.register(one, zmq.POLLIN)
+            while self._rung not in dict(poller.poll()):
+                message = json.loads(self.socket.recv())
                 watch = self.watches.get(message["cell"])
                 if watch:
                     watch.events.put(message)

@@ -73,7 +73,8 @@ class Engines(Cast):
         # may need what they define.
         self.cells: deque[tuple[int, str]] = deque(maxlen=MOST_CELLS)
         self._stopped = False
-        self._over = "The engines were stopped. %dist_start starts new ones."
+        # What is said to whoever asks for them once they are stopped, or another kernel's.
+        self.over = "The engines were stopped. %dist_start starts new ones."
         self.share: Share | None = None
         self.roster = Roster(launched, places, num_spares, self._lost, known)
         self.roster.taken_over = self._taken_over
@@ -103,7 +104,7 @@ class Engines(Cast):
         """
         with self._lock:
             if self._stopped:
-                raise EnginesError(self._over)
+                raise EnginesError(self.over)
             chosen = range(self.num_ranks) if ranks is None else list(ranks)
             members = [self.roster.members[rank] for rank in chosen]
             for rank, member in zip(chosen, members, strict=True):
@@ -283,7 +284,7 @@ class Engines(Cast):
 
     def part(self, why: str) -> None:
         """Let go of ranks that live on; why: what is said to whoever asks for them here."""
-        self._over = why
+        self.over = why
         with self._lock:
             self._stopped = True
         if self.share is not None:

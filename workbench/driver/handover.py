@@ -37,7 +37,7 @@ def hand_over(engines: Engines, kernel: tuple[int, float], who: str) -> None:
     with _nothing_under_way(engines):
         found = card.read(engines.directory)
         if engines.stopped or found is None:
-            raise EnginesError("The engines were stopped meanwhile.")
+            raise EnginesError(engines.over)
         if engines.share is not None:
             engines.share.shut()  # what is seen from now on is the other kernel's to tell
         if run is not None:
