@@ -126,10 +126,13 @@ def _taken(held: Session, cluster: Cluster) -> Engines:
             "left. %dist_stop --all removes the rest, %dist_start starts new ranks."
         )
     _end_newcomers(processes)
+    is_new = processes.renew_controller(timeouts.freed_s)
     alone.stop(directory, processes.pids.values(), timeouts.total_s)
     connection_file = directory / "security" / "ipcontroller-client.json"
     mail = Mail(connection_file, timeouts.total_s)
     try:
+        if is_new:
+            mail.controller_came_back(timeouts.total_s)
         told = _presented(mail, processes, timeouts.total_s)
         members = _members(told, of)
         launched = Launched(processes, connection_file, directory)

@@ -19,6 +19,7 @@ from workbench.driver.cast import Cast
 from workbench.driver.cells import CellResult, run_cell
 from workbench.driver.echo import Echo, named
 from workbench.driver.gauges import Gauged
+from workbench.driver.guard import Guard
 from workbench.driver.launchers import Launched, local
 from workbench.driver.mail import then
 from workbench.driver.member import Member
@@ -76,6 +77,7 @@ class Engines(Cast):
         # What is said to whoever asks for them once they are stopped, or another kernel's.
         self.over = "The engines were stopped. %dist_start starts new ones."
         self.share: Share | None = None
+        self.guard: Guard | None = None
         self.roster = Roster(launched, places, num_spares, self._lost, known)
         self.roster.taken_over = self._taken_over
 
@@ -261,7 +263,9 @@ class Engines(Cast):
         with self._lock:
             if self._stopped:
                 return
-            self._stopped = True
+            self._stopped = self.roster.is_over = True
+        if self.guard is not None:
+            self.guard.close()
         if self.share is not None:
             self.share.close()
         if self.run is not None:
@@ -281,12 +285,15 @@ class Engines(Cast):
     def open(self) -> None:
         """Let other notebooks watch, and take over."""
         self.share = Share(self)
+        self.guard = Guard(self)
 
     def part(self, why: str) -> None:
         """Let go of ranks that live on; why: what is said to whoever asks for them here."""
         self.over = why
         with self._lock:
-            self._stopped = True
+            self._stopped = self.roster.is_over = True
+        if self.guard is not None:
+            self.guard.close()
         if self.share is not None:
             self.share.shut()
         if self.run is not None:

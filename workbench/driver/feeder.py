@@ -147,6 +147,7 @@ class Feeder:
         waiting = _unanswered(futures, self.engines.timeouts.freed_s, self.engines.free)
         if waiting:
             self.engines.mark_stuck(waiting, "it is still in a step that the others left")
+            self.engines.processes.check()  # it may be gone, and nobody has told
             raise RunError(
                 f"{named(waiting).capitalize()} did not come back from a step that the others "
                 "left. %dist_stop ends the ranks."

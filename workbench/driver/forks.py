@@ -19,7 +19,8 @@ from pathlib import Path
 import psutil
 
 from workbench.errors import EnginesError, StartError
-from workbench.forkserver.processes import start_time
+from workbench.forkserver.processes import is_stopped, start_time
+from workbench.spec.events import EVENTS
 
 CONNECT_S = 30.0
 
@@ -150,8 +151,17 @@ class Forks:
         else:
             future.set_result(message)
 
+    def check(self) -> None:
+        """Raises EnginesError while the server is stopped."""
+        if is_stopped(self.pid):
+            raise EnginesError(EVENTS["forks_stopped"][1].format(process=self.pid))
+
     def ask(self, op: str, **args: object) -> Future:
-        """Send one request; the future holds the reply as a dict."""
+        """Send one request; the future holds the reply as a dict.
+
+        Raises EnginesError while the server is stopped, or when it is gone.
+        """
+        self.check()
         self.connect()
         future: Future = Future()
         with self._lock:
@@ -179,6 +189,8 @@ class Forks:
         """End the server and all its children now."""
         if self._runs():
             os.kill(self.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)  # it may be stopped
         if self._process is not None:
             self._process.wait()
         else:

@@ -48,6 +48,7 @@ class Roster:
         self.places = list(places)
         self.num_spares = num_spares
         self.is_reachable = True
+        self.is_over = False  # nobody is awaited any more
         # Those that register are told apart by who was there before: one group at a time.
         self.coming = threading.RLock()
         self._keys = itertools.count(1 + max(member.key for member in self.everyone))
@@ -112,16 +113,28 @@ class Roster:
         """
         filled = {}
         gone = self.gone()
-        spares = [spare for spare in self.spares if not spare.gone]
+        if stopped := [spare.key for spare in self.stopped_spares()]:
+            self.processes.signal(stopped, signal.SIGKILL, waits=False)
+        spares = self.ready()
         fresh = enlist([self.places[rank] for rank in gone[len(spares) :]])
         for rank, member in zip(gone, [*spares, *fresh], strict=False):
             filled[rank] = "spare" if member in spares else "fresh"
             self._seat(rank, member)
         return filled
 
+    def ready(self) -> list[Member]:
+        """The spares that could take a place; one that is stopped is none."""
+        stopped = self.stopped_spares()
+        return [spare for spare in self.spares if not spare.gone and spare not in stopped]
+
     def num_ready(self) -> int:
         """How many spares there are."""
-        return sum(not spare.gone for spare in self.spares)
+        return len(self.ready())
+
+    def stopped_spares(self) -> list[Member]:
+        """Spares that are held by SIGSTOP."""
+        keys = self.processes.stopped(spare.key for spare in self.spares if not spare.gone)
+        return [spare for spare in self.spares if spare.key in keys]
 
     def num_lacking(self) -> int:
         """How many spares there are too few."""
@@ -156,6 +169,8 @@ class Roster:
         while len(ids := self._new_ids({one.key for one in awaited})) < len(awaited):
             if any(one.gone for one in awaited) or time.monotonic() > deadline_s:
                 raise StartError(self._missing(awaited, set(ids), timeout_s))
+            if self.is_over:
+                raise EnginesError("The engines were stopped.")
             time.sleep(POLL_S)
         self._ids |= set(ids)
         for member, engine_id in zip(awaited, ids, strict=False):

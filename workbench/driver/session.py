@@ -118,6 +118,7 @@ def end_abandoned() -> int:
         with contextlib.suppress(psutil.NoSuchProcess):
             servers.append(psutil.Process(pid))
             servers[-1].terminate()  # which ends its children and removes its directory
+            servers[-1].resume()  # it may be stopped
     psutil.wait_procs(servers, timeout=END_S)
     return len(servers)
 

@@ -9,14 +9,13 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from workbench.driver import card, clusters, current, share
 from workbench.driver.asked import Asked
 from workbench.driver.card import this_kernel
 from workbench.driver.clusters import Cluster
 from workbench.driver.here import this_notebook
 from workbench.errors import EnginesError, RunError, WorkbenchError
+from workbench.forkserver.processes import is_stopped
 
 if TYPE_CHECKING:
     from workbench.driver.engines import Engines
@@ -263,14 +262,8 @@ def take_from(cluster: Cluster) -> None:
         found = card.read(cluster.directory)
         if found is not None and (not found.is_controlled or found.kernel == this_kernel()):
             return  # it let go, or ended, meanwhile
-        how = "is stopped" if _is_stopped(pid) else "does not answer"
+        how = "is stopped" if is_stopped(pid) else "does not answer"
         raise EnginesError(
             f"Process {pid}, which controls {cluster.name}, {how}: `kill -CONT {pid}` wakes it, or "
             f"`kill -9 {pid}` ends it and leaves its ranks; then %dist_attach --take-over."
         ) from error
-
-
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    return False

@@ -11,3 +11,11 @@ def start_time(pid: int) -> float:
         return psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:
         return 0.0
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is held by SIGSTOP; by a debugger is another matter."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False

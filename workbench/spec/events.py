@@ -43,6 +43,19 @@ EVENTS: dict[str, tuple[str, str]] = {
         "warning",
         "The controller was {how}; a new one took over after {took_s} s, nothing was lost.",
     ),
+    "controller_stopped": (
+        "warning",
+        "The controller (process {process}) was stopped: another takes its place.",
+    ),
+    "spare_stopped": (
+        "warning",
+        "A spare (process {process}) was stopped: another takes its place.",
+    ),
+    "forks_stopped": (
+        "warning",
+        "The fork server (process {process}) is stopped, so that no rank can be started and nobody "
+        "is told of one that ends: `kill -CONT {process}` lets it go on.",
+    ),
     "lost": ("error", "{ranks} lost at step {step}: {why}"),
     "reunited": (
         "warning",

@@ -5,7 +5,7 @@ Each file has `launch(session, places, options) -> Launched`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,24 @@ class Processes(Protocol):
 
     def on_controller_exit(self, callback: Callable[[int, bool], None]) -> None:
         """Call back with its exit code each time the controller is gone, and if another comes."""
+
+    def check(self) -> None:
+        """Raises EnginesError where whoever starts the processes and misses them is stopped."""
+
+    def stopped_server(self) -> int:
+        """Its pid then, else 0."""
+        ...
+
+    def stopped(self, keys: Iterable[int]) -> list[int]:
+        """Those of the processes that are held by SIGSTOP."""
+        ...
+
+    def stopped_controller(self) -> int:
+        """The pid of the controller where it is held by SIGSTOP, else 0."""
+        ...
+
+    def end_controller(self, pid: int) -> None:
+        """SIGKILL to the controller, so that another takes its place."""
 
     def signal(self, keys: list[int], number: int, *, waits: bool = True) -> None:
         """Send a signal to some processes; waits: until it is sent, which is in order anyhow."""

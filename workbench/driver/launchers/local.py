@@ -11,16 +11,20 @@ import itertools
 import os
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
+
+import psutil
 
 from workbench.driver import curve as curves
 from workbench.driver.forks import Forks
 from workbench.driver.launchers import Launched
 from workbench.driver.session import Session
-from workbench.errors import StartError
+from workbench.errors import EnginesError, StartError
+from workbench.forkserver.processes import is_stopped
 from workbench.spec.alone import Alone
 from workbench.spec.placement import Place
 
@@ -115,8 +119,38 @@ class LocalProcesses:
 
         self.forks.on_exit(pid, gone)
 
+    def check(self) -> None:
+        self.forks.check()
+
+    def stopped_server(self) -> int:
+        return self.forks.pid if is_stopped(self.forks.pid) else 0
+
+    def stopped(self, keys: Iterable[int]) -> list[int]:
+        return [key for key in keys if key in self.pids and is_stopped(self.pids[key])]
+
+    def stopped_controller(self) -> int:
+        pid = self.controller_pid
+        return pid if pid and is_stopped(pid) else 0
+
+    def end_controller(self, pid: int) -> None:
+        self.forks.ask("signal", pids=[pid], number=signal.SIGKILL)
+
+    def renew_controller(self, limit_s: float) -> bool:
+        """Have another controller in the place of one that is stopped -> whether there was one."""
+        pid, gone = self.stopped_controller(), threading.Event()
+        if not pid:
+            return False
+        self.forks.on_exit(pid, lambda _code: gone.set())
+        self.end_controller(pid)
+        gone.wait(limit_s)
+        self.controller_pid = self.forks.successor(pid)
+        return True
+
     def signal(self, keys: list[int], number: int, *, waits: bool = True) -> None:
         pids = [self.pids[key] for key in keys]
+        if number != signal.SIGKILL and self.stopped_server():
+            _signal_directly(pids, number, self.forks.pid)
+            return
         sent = self.forks.ask("signal", pids=pids, number=number)
         if waits:
             sent.result()
@@ -126,7 +160,12 @@ class LocalProcesses:
             gone: Future = Future()
             gone.set_result({})
             return gone
-        return self.forks.ask("end", tags=[self.tag])
+        try:
+            return self.forks.ask("end", tags=[self.tag])
+        except EnginesError as error:
+            refused: Future = Future()
+            refused.set_exception(error)
+            return refused
 
     def kill(self) -> None:
         for pid in (self.controller_pid, *self.pids.values()):
@@ -219,6 +258,15 @@ def _await_files(processes: LocalProcesses, files: dict[str, Path], timeout_s: f
             how = exit_reason(exited[0]) if exited else f"not up after {timeout_s:g} s"
             raise StartError(f"The controller did not come: {how}. {tail(log)}")
         time.sleep(0.003)
+
+
+def _signal_directly(pids: list[int], number: int, parent: int) -> None:
+    """Without the fork server, which is stopped: until it goes on, none of its children's pids
+    becomes another process's."""
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if psutil.Process(pid).ppid() == parent:
+                os.kill(pid, number)
 
 
 def exit_reason(code: int) -> str:

@@ -247,6 +247,10 @@ EVENTS = {
     "unknown_steps": "第 {first} 至 {last} 步中有 {count} 步不在日志里：曲线缺少它们，训练不缺",
     "handed_over": "在第 {step} 步后交给 {who}",
     "controller_back": "控制器{how}；{took_s} 秒后由新的控制器接管，没有任何丢失。",
+    "controller_stopped": "控制器（进程 {process}）被停止：由另一个接替。",
+    "spare_stopped": "备用进程 {process} 被停止：由另一个接替。",
+    "forks_stopped": "分叉服务器（进程 {process}）被停止，无法启动进程，也得不到进程结束的消息："
+    "`kill -CONT {process}` 使其继续。",
     "lost": "{ranks} 在第 {step} 步丢失：{why}",
     "reunited": "各进程在第 {step} 步失去联系，但都在，{took_ms} ms 后重新会合，训练继续",
     "recovered": "从第 {step} 步继续：{filled}，状态来自{source}，"
