@@ -179,7 +179,7 @@ def test_of_several_one_is_chosen_by_number_or_name(left):
     run = attach("cell-1").run
     assert run is not None
     assert run.step_now == 2
-    with pytest.raises(EnginesError, match="No cluster is there"):
+    with pytest.raises(EnginesError, match="controls every cluster"):
         attach()
 
 

@@ -14,7 +14,7 @@ from workbench.errors import EnginesError, InputError
 from workbench.forkserver.processes import start_time
 
 NONE = "No cluster is there to attach to. %dist_start -n 4 starts four ranks."
-OWN = "This notebook controls the only cluster there is: %dist_status tells of it."
+OWN = "This notebook controls every cluster there is: %dist_status tells of its ranks."
 
 
 @dataclass(frozen=True)
