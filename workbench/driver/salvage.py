@@ -49,10 +49,7 @@ def settle(run: Run) -> None:
     if not slices:
         # What is left over from a recovery that was broken off is so still. Where the run had
         # failed before, nobody has looked at what the lost ones tell.
-        world = run.layout.world_size
-        for rank, member in enumerate(members[:world]):
-            if member.gone and member.info.get("log"):
-                complete(run.directory, rank, world, member.info["log"])
+        _read_late(run, members[: run.layout.world_size])
         return
     run.outages.leftover = [
         _told(run, rank, members[rank], [one.futures[place] for one in slices])
@@ -152,17 +149,33 @@ def _last_step(path: Path) -> int:
     return 0
 
 
+def _read_late(run: Run, members: Sequence[Member]) -> None:
+    """Have what the ranks wrote down since the last step that was booked, if nobody has yet."""
+    world = len(members)
+    for rank, member in enumerate(members):
+        if member.gone and member.info.get("log"):
+            complete(run.directory, rank, world, member.info["log"])
+    if not run.outages.leftover:
+        told = _written(run)
+        logs = [member.info.get("log", "") for member in members]
+        run.outages.leftover = [{**one, "log": logs[one["rank"]]} for one in told]
+
+
+def _written(run: Run) -> list[dict[str, Any]]:
+    """What the journals have of steps after the one the run is at."""
+    # Before it went back, if it did, steps of these numbers were others.
+    since = {} if run.origin is None else {"since_s": run.origin["since_s"]}
+    return journals.rest(run.directory, run.layout.world_size, run.step_now + 1, **since)
+
+
 def catch_up(run: Run, step: int) -> None:
     """Book the steps that all ranks have written down, and of which nobody has heard.
 
     A run that failed waits for no more replies, while its ranks may still take what was queued.
     """
-    first = run.step_now + 1
     if step <= run.step_now:
         return
-    # Before it went back, if it did, steps of these numbers were others.
-    since = {} if run.origin is None else {"since_s": run.origin["since_s"]}
-    told = journals.rest(run.directory, run.layout.world_size, first, **since)
+    told = _written(run)
     count = min(step - run.step_now, *(len(one["columns"]["loss"]) for one in told))
     if count:
         cut = [
