@@ -15,7 +15,7 @@ import pytest
 from left import Left
 
 from tests.contract.test_one_trajectory import plain
-from tests.driver.test_attach import HALF
+from tests.driver.test_attach import HALF, stop_all
 from tests.driver.test_controller import journaled
 from tests.driver.test_run import GOOD
 from workbench.driver import session
@@ -40,7 +40,7 @@ def left(clusters, tmp_path):
         return made[-1]
 
     yield begin
-    session.close()
+    stop_all()
     session.end_abandoned()
 
 

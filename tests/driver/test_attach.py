@@ -19,7 +19,7 @@ from tests.contract.test_one_trajectory import plain
 from tests.driver.test_controller import journaled
 from tests.driver.test_run import GOOD
 from workbench.driver import clusters as there
-from workbench.driver import session
+from workbench.driver import current, session
 from workbench.driver.attach import attach
 from workbench.engine import recipe as recipes
 from workbench.errors import EnginesError, InputError
@@ -50,8 +50,15 @@ def left(clusters, tmp_path):
     for one in made:
         if one.process.poll() is None:
             one.kill()
-    session.close()
+    stop_all()
     session.end_abandoned()
+
+
+def stop_all() -> None:
+    """End what this process has attached to, with its threads and connections."""
+    for engines in current.all_engines():
+        engines.stop()
+    session.close()
 
 
 def expected(steps: int) -> list[float]:

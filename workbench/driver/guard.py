@@ -39,7 +39,7 @@ class Guard:
         self._closed.set()
 
     def _live(self) -> None:
-        while not self._closed.wait(PERIOD_S):
+        while not self._closed.wait(PERIOD_S) and self._engines.roster.is_reachable:
             # The cluster may end at any moment, and with it the way to its processes.
             with contextlib.suppress(WorkbenchError, OSError):
                 self._look()

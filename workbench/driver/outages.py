@@ -30,9 +30,10 @@ class Outage:
     filled: str = ""
     is_over: bool = False
 
-    def mark(self, what: str) -> None:
-        """This much is done."""
-        self.marks.append((what, time.monotonic() - self.began_s))
+    def mark(self, what: str, *, ago_s: float = 0.0) -> None:
+        """This much is done, or was so long ago."""
+        before_s = self.marks[-1][1] if self.marks else 0.0
+        self.marks.append((what, max(before_s, time.monotonic() - ago_s - self.began_s)))
 
     @property
     def took_s(self) -> float:

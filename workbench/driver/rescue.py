@@ -179,7 +179,7 @@ def _meet(run: Run, layout: Layout, outage: Outage, rendezvous_s: float) -> None
     notes = ready(run, engines.roster.members)
     meeting = engines.next_meeting(rendezvous_s=rendezvous_s)
     replies = engines.call("regroup", meeting, layout.to_dict(), str(run.directory))
-    outage.mark("met")
+    outage.mark("met", ago_s=max(reply.get("state_s", 0.0) for reply in replies))
     outage.source = copies.SOURCE if replies[0].get("is_copy") else "the other ranks"
     if replies[0]["step"] is None:
         replies, outage.source = _from_file(run, layout)

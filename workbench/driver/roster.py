@@ -228,3 +228,5 @@ class Roster:
         self.is_reachable = False
         for member in self.everyone:
             self._ended(member, code, "out of reach, controller: ")
+        if self.mail is not None:
+            self.mail.close()  # it would knock at the controller's ports for ever

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,8 @@ def regroup(meeting: dict, layout: dict, directory: str) -> dict:
     """Meet in a new world and have the training there, from what the ranks together still hold.
 
     -> {"step", "why", ...}: the step it stands at, None where too little is left of it and it must
-    begin from a checkpoint (why says what is missing), and what the driver shows of it.
+    begin from a checkpoint (why says what is missing), and what the driver shows of it. state_s:
+    what that took since all had met.
     """
     why = ""
     if here.trainer is not None:
@@ -116,6 +118,7 @@ def regroup(meeting: dict, layout: dict, directory: str) -> dict:
     blueprint = here.prepared = _blueprint()  # also of a meeting that comes to nothing
     leave()
     world = meet(meeting)
+    met_s = time.monotonic()
     if here.journal is None:
         here.journal = Journal(Path(directory))
     if blueprint is None:
@@ -132,6 +135,7 @@ def regroup(meeting: dict, layout: dict, directory: str) -> dict:
     _hold(trainer)
     here.copies.back_to(trainer.step)
     told = {"sent_bytes": carried.moved.sent_bytes, "is_copy": carried.is_copy}
+    told["state_s"] = time.monotonic() - met_s
     return {"step": trainer.step, "why": why, **told, **trainer.shown()}
 
 
